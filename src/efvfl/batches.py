@@ -1,0 +1,69 @@
+"""Which rows a step works on: a pure function of the shared seed and the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from efvfl.errors import ConfigError
+from efvfl.rng import derive, permutation
+
+# Row numbers of a batch, or a slice where the batch is all rows: a slice is a view, so nothing is copied.
+Rows = Tensor | slice
+ALL: slice = slice(None)
+
+
+def take(values: Tensor, rows: Rows) -> Tensor:
+    """Return these rows: a view for a slice, a copy otherwise."""
+    return values[rows] if isinstance(rows, slice) else values.index_select(0, rows)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batch schedule that all participants compute for themselves."""
+
+    samples: int
+    size: int = 0  # rows in a batch; 0: all of them (full batch)
+    seed: int = 0  # shared by all participants
+    # shuffle: every row once an epoch. independent: every batch drawn anew, as the theory of batch reports assumes.
+    order: Literal["shuffle", "independent"] = "shuffle"
+
+    def __post_init__(self) -> None:
+        """Refuse schedules without rows."""
+        if self.samples < 1 or self.size < 0:
+            raise ConfigError(f"{self.samples} samples in batches of {self.size} came: at least one sample is needed.")
+        if self.order not in ("shuffle", "independent"):
+            raise ConfigError(f"batch order {self.order!r} came, 'shuffle' or 'independent' is expected.")
+
+    @cached_property
+    def full(self) -> bool:
+        """Whether every batch is all rows."""
+        return self.size == 0 or self.size >= self.samples
+
+    @cached_property
+    def per_epoch(self) -> int:
+        """Steps in an epoch; the last batch may be smaller."""
+        return 1 if self.full else -(-self.samples // self.size)
+
+    def rows(self, step: int) -> Rows:
+        """Return the rows of a step, at a cost that does not depend on the number of samples."""
+        if self.full:
+            return ALL
+        if self.order == "independent":
+            return torch.from_numpy(permutation(derive(self.seed, "batch", step), self.samples, 0, self.size))
+        epoch, place = divmod(step, self.per_epoch)
+        start = place * self.size
+        stop = min(start + self.size, self.samples)
+        return torch.from_numpy(permutation(derive(self.seed, "epoch", epoch), self.samples, start, stop))
+
+    def count(self, step: int) -> int:
+        """Return how many rows a step has."""
+        if self.full:
+            return self.samples
+        if self.order == "independent":
+            return self.size
+        return min(self.size, self.samples - step % self.per_epoch * self.size)

@@ -1,0 +1,176 @@
+"""A block of variables x_k: a module, the optimiser that moves it and the schedule of its learning rate."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer as TorchOptimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from efvfl.errors import ConfigError, ProtocolError, nearest
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Any optimiser of `torch.optim` by name, and any learning-rate scheduler, stepped once an epoch."""
+
+    name: str = "SGD"
+    options: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.1})
+    scheduler: str = ""  # a name in torch.optim.lr_scheduler; empty: constant
+    scheduler_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse names torch does not have, and the two that need more than a gradient."""
+        _class_named(self.name, torch.optim, TorchOptimizer, "optimiser")
+        if self.name == "LBFGS":
+            raise ConfigError(
+                "LBFGS evaluates the loss many times a step, and a party cannot: choose another optimiser."
+            )
+        if self.scheduler:
+            _class_named(self.scheduler, torch.optim.lr_scheduler, LRScheduler, "scheduler")
+        if self.scheduler == ReduceLROnPlateau.__name__:
+            raise ConfigError("ReduceLROnPlateau needs a loss that parties do not have: choose another scheduler.")
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> TorchOptimizer:
+        """Return the optimiser for these parameters."""
+        try:
+            optimizer: TorchOptimizer = getattr(torch.optim, self.name)(parameters, **self.options)
+        except TypeError as error:
+            raise ConfigError(f"torch.optim.{self.name} does not take {dict(self.options)}: {error}") from error
+        return optimizer
+
+    def build_scheduler(self, optimizer: TorchOptimizer) -> LRScheduler | None:
+        """Return the scheduler, or None for a constant learning rate."""
+        if not self.scheduler:
+            return None
+        try:
+            made: LRScheduler = getattr(torch.optim.lr_scheduler, self.scheduler)(optimizer, **self.scheduler_options)
+        except TypeError as error:
+            options = dict(self.scheduler_options)
+            raise ConfigError(f"scheduler {self.scheduler} does not take {options}: {error}") from error
+        return made
+
+
+def _class_named(name: str, module: Any, base: type, what: str) -> None:
+    known = {n for n, c in vars(module).items() if isinstance(c, type) and issubclass(c, base) and c is not base}
+    if name not in known:
+        raise ConfigError(f"torch has no {what} {name!r}. {nearest(name, known)}")
+
+
+class Block:
+    """x_k and how it learns."""
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer | None, steps_per_epoch: int = 1) -> None:
+        """Take over the module: it trains in place. Without an optimiser it is only a copy that others write to."""
+        self.module = module.train()
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.buffers = list(module.buffers())
+        self.steps_per_epoch = steps_per_epoch
+        # A fusion model may have no parameters at all, and torch refuses to optimise nothing.
+        self.optimizer = optimizer.build(self.parameters) if optimizer and self.parameters else None
+        self.scheduler = optimizer.build_scheduler(self.optimizer) if optimizer and self.optimizer else None
+
+    def zero_grad(self) -> None:
+        """Forget the last gradient."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def update(self) -> None:
+        """X <- x - eta * gradient, or whatever the optimiser makes of it."""
+        if self.optimizer is not None:
+            self.optimizer.step()
+
+    def descend(self, loss: Tensor) -> None:
+        """Take one step down a loss."""
+        self.zero_grad()
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+        self.update()
+
+    def end_step(self, step: int) -> None:
+        """Move the learning rate at the end of an epoch."""
+        if self.scheduler is not None and (step + 1) % self.steps_per_epoch == 0:
+            self.scheduler.step()
+
+    @contextmanager
+    def buffers_kept(self) -> Iterator[None]:
+        """Undo whatever a forward pass does to running statistics."""
+        saved = [buffer.clone() for buffer in self.buffers]
+        try:
+            yield
+        finally:
+            for buffer, value in zip(self.buffers, saved, strict=True):
+                buffer.copy_(value)
+
+    def _model_tensors(self) -> list[Tensor]:
+        return [*self.module.parameters(), *(b for b in self.buffers if b.is_floating_point())]
+
+    def vector(self) -> Tensor:
+        """Return x_k as one vector: parameters and floating-point buffers."""
+        return flatten(self._model_tensors())
+
+    def load_vector(self, vector: Tensor) -> None:
+        """Take over the values of a vector of the same layout."""
+        unflatten(vector, self._model_tensors())
+
+    def _all_tensors(self) -> list[Tensor]:
+        tensors = [*self.module.parameters(), *self.buffers]
+        if self.optimizer is not None:
+            for parameter in self.parameters:
+                state = self.optimizer.state[parameter]
+                tensors += [state[name] for name in sorted(state) if isinstance(state[name], Tensor)]
+        return tensors
+
+    def exact_vector(self) -> Tensor:
+        """Return everything that decides the next update, optimiser state and all buffers included, as float64."""
+        return flatten([tensor.double() for tensor in self._all_tensors()])
+
+    def load_exact_vector(self, vector: Tensor) -> None:
+        """Take over another's `exact_vector`."""
+        unflatten(vector, self._all_tensors())
+
+    def digest(self) -> bytes:
+        """Return 8 bytes that tell two copies apart."""
+        return hashlib.blake2b(self.exact_vector().numpy().tobytes(), digest_size=8).digest()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return module, optimiser and scheduler."""
+        return {
+            "module": {name: value.clone() for name, value in self.module.state_dict().items()},
+            "optimizer": self.optimizer.state_dict() if self.optimizer else {},
+            "scheduler": self.scheduler.state_dict() if self.scheduler else {},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        self.module.load_state_dict(state["module"])
+        if self.optimizer:
+            self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler:
+            self.scheduler.load_state_dict(state["scheduler"])
+
+
+def flatten(tensors: list[Tensor]) -> Tensor:
+    """Return all entries one after another."""
+    return torch.cat([t.detach().reshape(-1) for t in tensors]) if tensors else torch.zeros(0)
+
+
+def unflatten(vector: Tensor, into: list[Tensor]) -> None:
+    """Copy a flat vector back into tensors of the layout it was made from."""
+    expected = sum(tensor.numel() for tensor in into)
+    if vector.numel() != expected:
+        raise ProtocolError(
+            f"a fusion model of {vector.numel():,} numbers came, {expected:,} are expected: "
+            "do all participants build the same fusion model and optimiser?"
+        )
+    start = 0
+    with torch.no_grad():
+        for tensor in into:
+            tensor.copy_(vector[start : start + tensor.numel()].view_as(tensor))
+            start += tensor.numel()

@@ -1,0 +1,105 @@
+"""One direction of one link: a compressor and a memory. The sender and the receiver each hold one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from efvfl.batches import Rows, take
+from efvfl.compress import Compressor, Identity, decode
+from efvfl.errors import ProtocolError
+from efvfl.memory import ErrorFeedback, Memory
+from efvfl.packet import Packet
+from efvfl.rng import at_step
+
+Packets = tuple[Packet, ...]
+
+_IDENTITY = Identity()
+_NUMPY_TO_TORCH = {"float32": torch.float32, "float64": torch.float64}
+
+
+def unpack(packet: Packet, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> Tensor:
+    """Decode a packet that must have this shape and dtype. The result is shared: read it, never write to it."""
+    if packet.shape != shape or _NUMPY_TO_TORCH.get(packet.dtype.name) != dtype:
+        raise ProtocolError(
+            f"{what} came with shape {packet.shape} and dtype {packet.dtype}, but {shape} and {dtype} are expected: "
+            "do both ends run the same configuration and hold the same rows?"
+        )
+    return torch.from_numpy(decode(packet, limit=packet.entries))
+
+
+class Channel:
+    """Sends values as compressed changes, or receives them; both ends advance by the same decoded packets."""
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        memory: Memory,
+        width: tuple[int, ...],
+        dtype: torch.dtype,
+        key: int = 0,
+        what: str = "a block",
+    ) -> None:
+        """Carry values of shape (rows, *width). The key is private to the sender and decides its random choices."""
+        self.compressor = compressor
+        self.memory = memory
+        self.width = width
+        self.dtype = dtype
+        self.key = key
+        self.what = what
+        self.paper_bits = 0  # the paper's count of what was sent, kept apart from the bytes really sent
+
+    def send(self, rows: Rows, value: Tensor, step: int) -> tuple[Packets, Tensor]:
+        """Compress what the receiver does not know yet; return the packets and the surrogate both ends now hold."""
+        value = value.detach()
+        compressor = self.compressor.at(step)
+        key = at_step(self.key, step)
+        residual = self.memory.residual(rows, value)
+        new = self.memory.first_visits(rows)
+        if new is None:
+            packets: Packets = (self._encode(compressor, residual, key),)
+        elif bool(new.all()):
+            packets = (self._encode(_IDENTITY, residual, key),)
+        else:
+            packets = (self._encode(_IDENTITY, residual[new], key), self._encode(compressor, residual[~new], key))
+        return packets, self.receive(rows, packets, len(value))
+
+    def _encode(self, compressor: Compressor, residual: Tensor, key: int) -> Packet:
+        self.paper_bits += compressor.paper_bits(tuple(residual.shape))
+        return compressor.encode(residual.numpy(), key)
+
+    def receive(self, rows: Rows, packets: Packets, count: int) -> Tensor:
+        """Absorb the packets of `count` rows and return their surrogate."""
+        new = self.memory.first_visits(rows)
+        if new is None or bool(new.all()):
+            if len(packets) != 1:
+                raise ProtocolError(f"{self.what} came in {len(packets)} packets, 1 is expected.")
+            return self.memory.absorb(rows, unpack(packets[0], (count, *self.width), self.dtype, self.what))
+        if len(packets) != 2:
+            raise ProtocolError(f"{self.what} came in {len(packets)} packets, 2 are expected: some rows are new.")
+        decoded = torch.empty((count, *self.width), dtype=self.dtype)
+        for mask, packet in zip((new, ~new), packets, strict=True):
+            decoded[mask] = unpack(packet, (int(mask.sum()), *self.width), self.dtype, self.what)
+        return self.memory.absorb(rows, decoded)
+
+    def last(self, rows: Rows, packets: Packets, count: int) -> Tensor:
+        """Return the surrogate that absorbing these packets, the last ones, has left."""
+        if isinstance(self.memory, ErrorFeedback):
+            return take(self.memory.g, rows)
+        return unpack(packets[0], (count, *self.width), self.dtype, self.what)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory and the paper's count; the randomness needs no state."""
+        return {"memory": self.memory.state_dict(), "paper_bits": self.paper_bits}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        self.memory.load_state_dict(state["memory"])
+        self.paper_bits = int(state["paper_bits"])
+
+
+def send_exactly(vector: Tensor) -> Packets:
+    """Return a vector as it is, for copies that must be exact."""
+    return (_IDENTITY.encode(vector.detach().numpy()),)

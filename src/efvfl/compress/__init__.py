@@ -1,0 +1,25 @@
+"""Compressors, each in one file with its wire codec, in one registry."""
+
+from efvfl.compress.base import REGISTRY, Compressor, decode, lookup, register
+from efvfl.compress.cast import Cast
+from efvfl.compress.identity import Identity
+from efvfl.compress.qsgd import QSGD
+from efvfl.compress.randk import RandK
+from efvfl.compress.sign import Sign
+from efvfl.compress.topk import TopK
+from efvfl.compress.topk_qsgd import TopKQSGD
+
+__all__ = [
+    "QSGD",
+    "REGISTRY",
+    "Cast",
+    "Compressor",
+    "Identity",
+    "RandK",
+    "Sign",
+    "TopK",
+    "TopKQSGD",
+    "decode",
+    "lookup",
+    "register",
+]

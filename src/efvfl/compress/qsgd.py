@@ -1,0 +1,143 @@
+"""Stochastic quantisation (QSGD, the paper's Section 5), scaled by 1/tau so that it contracts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import Literal
+
+import numpy as np
+
+from efvfl._jit import kernel
+from efvfl.compress import symbols
+from efvfl.compress.base import Compressor, Shape, checked, entries, finite_values, largest_float, register
+from efvfl.compress.symbols import Symbols
+from efvfl.errors import ConfigError, WireError
+from efvfl.packet import FloatArray, Packet, Reader, number
+from efvfl.rng import uniform
+from efvfl.schedule import Knob, Ramp
+
+_LARGEST = 1 << 16
+
+
+@kernel
+def _norm(flat: FloatArray) -> float:
+    """Return the Euclidean norm; dividing by the largest entry first keeps the squares in range."""
+    top = 0.0
+    for i in range(flat.size):
+        top = max(top, abs(flat[i]))
+    if top == 0.0:
+        return 0.0
+    a, b, c, d = 0.0, 0.0, 0.0, 0.0  # four sums, so that an addition need not wait for the one before
+    whole = flat.size // 4 * 4
+    for i in range(0, whole, 4):
+        a += (flat[i] / top) ** 2
+        b += (flat[i + 1] / top) ** 2
+        c += (flat[i + 2] / top) ** 2
+        d += (flat[i + 3] / top) ** 2
+    for i in range(whole, flat.size):
+        a += (flat[i] / top) ** 2
+    return top * sqrt((a + b) + (c + d))
+
+
+@kernel
+def _quantise(flat: FloatArray, norm: float, levels: int, key: np.uint64, out: Symbols) -> None:
+    factor = levels / norm
+    for i in range(flat.size):
+        # Two steps where the factor is not a number a float can hold.
+        ratio = abs(flat[i]) * factor if factor < 1e300 else abs(flat[i]) / norm * levels
+        level = min(levels, int(np.floor(ratio + uniform(key, np.uint64(i)))))
+        out[i] = -level if flat[i] < 0 else level
+
+
+def tau(count: int, levels: int) -> float:
+    """Return 1 + min(d / s^2, sqrt(d) / s), the variance factor of QSGD."""
+    return 1 + min(count / levels**2, sqrt(count) / levels)
+
+
+def quantise(flat: FloatArray, levels: int, key: int) -> bytes:
+    """Return levels, the size of one level, and the symbols; a zero block has size 0 and no symbols."""
+    norm = _norm(flat) if flat.size else 0.0
+    size = flat.dtype.type(norm / (levels * tau(flat.size, levels)))
+    start = number(levels) + size.tobytes()
+    if size == 0:
+        return start
+    out = np.empty(flat.size, dtype=np.int32)
+    _quantise(flat, norm, levels, np.uint64(key), out)
+    return start + symbols.encode(out, levels)
+
+
+def dequantise(reader: Reader, count: int, dtype: np.dtype[np.generic]) -> FloatArray:
+    """Read what `quantise` wrote."""
+    levels = reader.number("qsgd's levels")
+    if not 1 <= levels <= _LARGEST:
+        raise WireError(f"{levels:,} levels came, 1 to {_LARGEST:,} are expected.")
+    size = finite_values(reader.take(dtype.itemsize, "qsgd's level size"), dtype)
+    if size[0] < 0 or np.signbit(size[0]):
+        raise WireError(f"level size {size[0]} came, a positive number or 0 is expected.")
+    if size[0] == 0:
+        return np.zeros(count, dtype=dtype)
+    levels_of = symbols.decode(reader, count, levels).astype(dtype)
+    with np.errstate(over="ignore"):
+        out: FloatArray = np.multiply(levels_of, size[0], out=levels_of)
+    top = largest_float(dtype)
+    if float(size[0]) * levels >= top:  # near the end of the range a level can lie beyond it; the entry itself does not
+        np.clip(out, -top, top, out=out)
+    return out
+
+
+def level_count(bits: int, rule: str) -> int:
+    """Return s: 2^b - 1 as in the paper's runs, or 2^b as in its text."""
+    return (1 << bits) - 1 if rule == "runs" else 1 << bits
+
+
+def check_bits(bits: Knob, rule: str) -> None:
+    """Refuse knobs that QSGD does not have."""
+    for value in (bits.start, bits.stop) if isinstance(bits, Ramp) else (bits,):
+        if not 1 <= value <= 16:
+            raise ConfigError(f"qsgd's bits must be 1 to 16, but {value!r} came.")
+    if rule not in ("runs", "text"):
+        raise ConfigError(f"qsgd's levels must be 'runs' (2^b - 1) or 'text' (2^b), but {rule!r} came.")
+
+
+def whole_bits(bits: Knob) -> int:
+    """Return the number of bits; a ramp is rounded at every step."""
+    return round(bits.at(0) if isinstance(bits, Ramp) else bits)
+
+
+@register("qsgd", 3)
+@dataclass(frozen=True)
+class QSGD(Compressor):
+    """Round every entry at random to one of s levels of the block's norm. Body: s, level size, symbols."""
+
+    bits: Knob = 4  # fewer => fewer bytes, more error
+    levels: Literal["runs", "text"] = "runs"  # s = 2^b - 1, as in the paper's runs, or 2^b, as in its text
+
+    def __post_init__(self) -> None:
+        """Refuse knobs out of range."""
+        check_bits(self.bits, self.levels)
+
+    @property
+    def s(self) -> int:
+        """The number of levels."""
+        return level_count(whole_bits(self.bits), self.levels)
+
+    def encode(self, block: FloatArray, key: int = 0) -> Packet:
+        """Quantise with the noise that belongs to `key`."""
+        return Packet(self.code, block.dtype, block.shape, quantise(checked(block), self.s, key))
+
+    @classmethod
+    def read(cls, packet: Packet) -> FloatArray:
+        """Turn symbols back into numbers."""
+        reader = Reader(packet.body)
+        out = dequantise(reader, packet.entries, packet.dtype)
+        reader.end("qsgd body")
+        return out.reshape(packet.shape)
+
+    def alpha(self, shape: Shape) -> float:
+        """1 / tau."""
+        return 1 / tau(entries(shape), self.s)
+
+    def paper_bits(self, shape: Shape) -> int:
+        """32 bits for the norm, a sign and b bits for every entry."""
+        return 32 + (1 + whole_bits(self.bits)) * entries(shape)

@@ -1,0 +1,52 @@
+"""Scaled sign: one bit an entry, and their mean magnitude."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from efvfl.compress.base import Compressor, Shape, checked, entries, finite_values, register
+from efvfl.errors import WireError
+from efvfl.packet import FloatArray, Packet, Reader
+
+
+@register("sign", 4)
+@dataclass(frozen=True)
+class Sign(Compressor):
+    """C(x) = mean|x| * sign(x), with sign(0) = 1. Body: the scale, then one bit an entry; a zero block has no bits."""
+
+    def encode(self, block: FloatArray, key: int = 0) -> Packet:
+        """Send the mean magnitude and the signs."""
+        flat = checked(block)
+        top = np.abs(flat).max(initial=0)
+        # Divided by the largest first, so that a sum of huge numbers stays in range.
+        scale = flat.dtype.type(top * np.abs(flat / top).mean(dtype=np.float64) if top > 0 else 0)
+        bits = np.packbits(flat < 0, bitorder="little").tobytes() if scale > 0 else b""
+        return Packet(self.code, block.dtype, block.shape, scale.tobytes() + bits)
+
+    @classmethod
+    def read(cls, packet: Packet) -> FloatArray:
+        """Give every entry the scale and its sign."""
+        reader = Reader(packet.body)
+        scale = finite_values(reader.take(packet.dtype.itemsize, "sign's scale"), packet.dtype)[0]
+        if scale < 0 or np.signbit(scale):
+            raise WireError(f"scale {scale} came, a positive number or 0 is expected.")
+        if scale == 0:
+            reader.end("sign body")
+            return np.zeros(packet.shape, dtype=packet.dtype)
+        data = np.frombuffer(reader.take((packet.entries + 7) // 8, "signs"), dtype=np.uint8)
+        reader.end("sign body")
+        negative = np.unpackbits(data, bitorder="little")
+        if negative[packet.entries :].any():
+            raise WireError("padding bits after signs are not zero.")
+        out: FloatArray = np.where(negative[: packet.entries] == 1, -scale, scale)
+        return out.reshape(packet.shape)
+
+    def alpha(self, shape: Shape) -> float:
+        """1 / d in the worst case, a block with one entry that is not zero; about 0.64 for Gaussian ones."""
+        return 1 / max(1, entries(shape))
+
+    def paper_bits(self, shape: Shape) -> int:
+        """32 bits for the scale and one an entry."""
+        return 32 + entries(shape)

@@ -1,0 +1,50 @@
+"""Every error this library raises on purpose.
+
+```text
+EfvflError
+├── ConfigError        a setting that cannot work: unknown key, wrong type, methods that do not fit together
+├── CompressionError   a block that no compressor may send: NaN, infinity, wrong dtype
+├── WireError          bytes that are not a packet or a message of ours
+├── ProtocolError      a well-formed message that does not belong here: wrong kind, step or shape
+└── CheckpointError    a saved state that cannot be read or does not fit
+```
+
+A message says what came, what was expected and what to do next.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class EfvflError(Exception):
+    """Base of all errors of this library."""
+
+
+class ConfigError(EfvflError, ValueError):
+    """A setting that cannot work."""
+
+
+class CompressionError(EfvflError, ValueError):
+    """A block that no compressor may send."""
+
+
+class WireError(EfvflError, ValueError):
+    """Bytes that are not a packet or a message of ours."""
+
+
+class ProtocolError(EfvflError):
+    """A well-formed message that does not belong here."""
+
+
+class CheckpointError(EfvflError):
+    """A saved state that cannot be read or does not fit."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """End of an error about an unknown word: the nearest known one, if any, and all the choices."""
+    choices = sorted(known)
+    match = difflib.get_close_matches(word, choices, n=1)
+    hint = f"Did you mean {match[0]!r}? " if match else ""
+    return f"{hint}Known: {', '.join(choices) or 'none'}."

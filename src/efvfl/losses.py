@@ -1,0 +1,76 @@
+"""Losses and what to report beside them, by name: classification (binary, multi-class) and regression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from efvfl.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss that is a mean over rows, and the metric that people read."""
+
+    name: str
+    function: Callable[[Tensor, Tensor], Tensor]  # (output, target) -> mean over the rows
+    metric_name: str
+    metric: Callable[[Tensor, Tensor], float]  # (output, target) of all rows -> a number, larger is better
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the mean loss."""
+        return self.function(output, target)
+
+
+def _flat(output: Tensor, target: Tensor) -> Tensor:
+    """A model with one output gives (batch, 1) where targets are (batch,)."""
+    return output.reshape(target.shape) if output.shape != target.shape else output
+
+
+def _accuracy(output: Tensor, target: Tensor) -> float:
+    return float((output.argmax(dim=1) == target).double().mean())
+
+
+def _binary(output: Tensor, target: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(_flat(output, target), target.to(output.dtype))
+
+
+def _binary_accuracy(output: Tensor, target: Tensor) -> float:
+    return float(((_flat(output, target) > 0) == (target > 0.5)).double().mean())
+
+
+def _mse(output: Tensor, target: Tensor) -> Tensor:
+    return F.mse_loss(_flat(output, target), target.to(output.dtype))
+
+
+def _huber(output: Tensor, target: Tensor) -> Tensor:
+    return F.huber_loss(_flat(output, target), target.to(output.dtype))
+
+
+def _r2(output: Tensor, target: Tensor) -> float:
+    spread = float((target - target.double().mean()).square().sum())
+    return 1 - float((_flat(output, target) - target).double().square().sum()) / max(spread, torch.finfo().tiny)
+
+
+LOSSES = {
+    loss.name: loss
+    for loss in (
+        Loss("cross_entropy", F.cross_entropy, "accuracy", _accuracy),
+        Loss("binary_cross_entropy", _binary, "accuracy", _binary_accuracy),  # on logits
+        Loss("mse", _mse, "r2", _r2),
+        Loss("huber", _huber, "r2", _r2),
+    )
+}
+
+
+def lookup(loss: str | Loss) -> Loss:
+    """Return the loss of that name, or the loss itself."""
+    if isinstance(loss, Loss):
+        return loss
+    if loss not in LOSSES:
+        raise ConfigError(f"there is no loss {loss!r}. {nearest(loss, LOSSES)}")
+    return LOSSES[loss]

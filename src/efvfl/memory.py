@@ -1,0 +1,116 @@
+"""What both ends of a link remember of the values sent so far.
+
+Direct compression remembers nothing. Error feedback (EF21, the paper's Section 2.1) remembers the surrogate G, sends
+the compressed change C(h - G), and both ends add the *decoded* packet to G: they stay equal bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from efvfl.batches import Rows, take
+from efvfl.errors import ConfigError
+
+Start = Literal["compressed", "exact"]
+
+
+class Memory(Protocol):
+    """One end's memory of one link."""
+
+    def residual(self, rows: Rows, value: Tensor) -> Tensor:
+        """Return what is to be compressed."""
+
+    def absorb(self, rows: Rows, decoded: Tensor) -> Tensor:
+        """Advance by a decoded packet and return the surrogate of these rows."""
+
+    def first_visits(self, rows: Rows) -> Tensor | None:
+        """Return which of the rows go out exactly because they were never sent (bool), or None if none does."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must be saved."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+
+
+class Direct:
+    """No memory: the surrogate is C(h)."""
+
+    def residual(self, rows: Rows, value: Tensor) -> Tensor:
+        """Compress the value itself."""
+        return value
+
+    def absorb(self, rows: Rows, decoded: Tensor) -> Tensor:
+        """The decoded packet is the surrogate."""
+        return decoded
+
+    def first_visits(self, rows: Rows) -> Tensor | None:
+        """Nothing is special about a first visit."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """There is nothing to save."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """There is nothing to load."""
+
+
+class ErrorFeedback:
+    """The surrogate G of all rows, which starts at zero: the first report of a row is C(h), as in the paper."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, start: Start = "compressed") -> None:
+        """Hold G of shape (rows, width). With an exact start, a row's first report is not compressed."""
+        self.g = torch.zeros(shape, dtype=dtype)
+        self.seen = torch.zeros(shape[0], dtype=torch.bool) if start == "exact" else None
+        self.unseen = shape[0] if start == "exact" else 0
+
+    def residual(self, rows: Rows, value: Tensor) -> Tensor:
+        """H - G[rows]."""
+        return value - take(self.g, rows)
+
+    def absorb(self, rows: Rows, decoded: Tensor) -> Tensor:
+        """G[rows] += C(h - G[rows]); return G[rows]."""
+        self._visit(rows)
+        if isinstance(rows, slice):
+            return self.g[rows].add_(decoded)
+        surrogate = self.g.index_select(0, rows).add_(decoded)
+        self.g.index_copy_(0, rows, surrogate)
+        return surrogate
+
+    def first_visits(self, rows: Rows) -> Tensor | None:
+        """Return the rows never sent before, while there are any."""
+        if self.seen is None or self.unseen == 0:
+            return None
+        new = ~take(self.seen, rows)
+        return new if bool(new.any()) else None
+
+    def _visit(self, rows: Rows) -> None:
+        if self.seen is not None and self.unseen:
+            self.unseen -= int((~take(self.seen, rows)).sum())
+            self.seen[rows] = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return G, and which rows were sent where that matters."""
+        return {"g": self.g.clone()} | ({} if self.seen is None else {"seen": self.seen.clone()})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved G."""
+        self.g.copy_(state["g"])
+        if self.seen is not None:
+            self.seen.copy_(state["seen"])
+            self.unseen = int((~self.seen).sum())
+
+
+def make(kind: str, shape: tuple[int, ...], dtype: torch.dtype, start: Start = "compressed") -> Memory:
+    """Return the memory of that name for values of this shape."""
+    if kind == "direct":
+        if start == "exact":
+            raise ConfigError("an exact start needs memory = 'error_feedback': direct compression forgets it at once.")
+        return Direct()
+    if kind == "error_feedback":
+        return ErrorFeedback(shape, dtype, start)
+    raise ConfigError(f"memory {kind!r} came, 'direct' or 'error_feedback' is expected.")

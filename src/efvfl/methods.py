@@ -1,0 +1,86 @@
+"""The methods as compositions of two parts in each direction, and what all participants must agree on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from efvfl.compress import Compressor, Identity
+from efvfl.errors import ConfigError
+from efvfl.memory import Start
+
+Labels = Literal["shared", "private"]
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction: what compresses, and what both ends remember."""
+
+    compressor: Compressor = field(default_factory=Identity)
+    memory: Literal["direct", "error_feedback"] = "direct"
+    start: Start = "compressed"  # exact: a row's first report is not compressed (drops Theorem 1's D0 term)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to send representations up, cotangents down (private labels) and the fusion model down (compressed)."""
+
+    name: str
+    up: Link
+    down: Link = Link()
+    fusion: Link = Link()
+
+
+def svfl() -> Method:
+    """Return standard VFL: nothing is compressed. With one local step this is SGD on the whole network."""
+    return Method("svfl", Link())
+
+
+def cvfl(compressor: Compressor, down: Compressor | None = None, fusion: Compressor | None = None) -> Method:
+    """Return compressed VFL (Castiglia et al.): every value is compressed on its own."""
+    return Method("cvfl", Link(compressor), Link(down or Identity()), Link(fusion or Identity()))
+
+
+def efvfl(
+    compressor: Compressor,
+    down: Compressor | None = None,
+    fusion: Compressor | None = None,
+    start: Start = "compressed",
+) -> Method:
+    """Return EF-VFL: the *change* against a memory that both ends keep is compressed."""
+    return Method(
+        "efvfl",
+        Link(compressor, "error_feedback", start),
+        Link(down, "error_feedback") if down else Link(),
+        Link(fusion, "error_feedback") if fusion else Link(),
+    )
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The choices that every participant must make alike."""
+
+    labels: Labels = "private"  # shared: Algorithm 1, all parties hold the labels; private: Algorithm 2
+    downlink: Literal["relay", "aggregate"] = "relay"  # shared labels: the peers' packets, or the combination (App. D)
+    fusion: Literal["send", "replicate", "compress"] = "send"  # shared labels: how x0 reaches the parties
+    reports: Literal["batch", "all"] = "batch"  # rows of a report: the batch (C2 o C1), or all (Algorithm 1 as stated)
+    local_steps: int = 1  # the paper's Q: updates of every block in one round
+    digest_every: int = 50  # replicate: steps between two comparisons of the copies
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, and say why."""
+        for name, choices in (
+            ("labels", ("shared", "private")),
+            ("downlink", ("relay", "aggregate")),
+            ("fusion", ("send", "replicate", "compress")),
+            ("reports", ("batch", "all")),
+        ):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name} = {getattr(self, name)!r} came, one of {', '.join(choices)} is expected.")
+        if self.local_steps < 1 or self.digest_every < 1:
+            raise ConfigError("local_steps and digest_every must be 1 or more.")
+        if self.labels == "private" and self.local_steps > 1:
+            raise ConfigError(
+                f"local_steps = {self.local_steps} needs labels = 'shared': after its first update a party must run "
+                "the fusion model and the loss itself, and with private labels it has neither. Use local_steps = 1."
+            )

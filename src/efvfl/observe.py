@@ -1,0 +1,111 @@
+"""What the paper plots: loss, gradient and distortion on *uncompressed* representations, and how well it predicts.
+
+This needs every party's data and model in one place, so it exists in one process only. Models are in evaluation mode
+and nothing is left changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from efvfl.batches import ALL, Rows, take
+from efvfl.channel import Channel
+from efvfl.compress import decode
+from efvfl.fusion import Fusion
+from efvfl.losses import Loss
+from efvfl.memory import ErrorFeedback
+from efvfl.rng import at_step
+
+CHUNK = 16384  # rows in memory at a time
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows of all parties, and their labels."""
+
+    features: Sequence[Tensor]  # one tensor for each party, same number of rows
+    labels: Tensor
+
+    def chunks(self) -> Iterator[tuple[list[Tensor], Tensor]]:
+        """Yield the rows a part at a time."""
+        for start in range(0, len(self.labels), CHUNK):
+            part = slice(start, start + CHUNK)
+            yield [x[part] for x in self.features], self.labels[part]
+
+
+@contextmanager
+def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put modules in evaluation mode, and back in training mode."""
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.train()
+
+
+def predict(models: Sequence[nn.Module], fusion: Fusion, features: Sequence[Tensor]) -> Tensor:
+    """Return the network's output on uncompressed representations, shape (rows, outputs)."""
+    rows = len(features[0])
+    with torch.no_grad(), evaluating([*models, fusion]):
+        parts = (slice(start, start + CHUNK) for start in range(0, rows, CHUNK))
+        return torch.cat([fusion([m(x[part]) for m, x in zip(models, features, strict=True)]) for part in parts])
+
+
+def evaluate(models: Sequence[nn.Module], fusion: Fusion, split: Split, loss: Loss) -> dict[str, float]:
+    """Return the mean loss and the metric of a split."""
+    output = predict(models, fusion, split.features)
+    return {"loss": float(loss(output, split.labels)), loss.metric_name: loss.metric(output, split.labels)}
+
+
+def gradient(models: Sequence[nn.Module], fusion: Fusion, split: Split, loss: Loss) -> list[Tensor]:
+    """Return the full gradient of f, one tensor for every parameter of the fusion model and the parties."""
+    parameters = [p for module in (fusion, *models) for p in module.parameters() if p.requires_grad]
+    total = [torch.zeros_like(p) for p in parameters]
+    with evaluating([*models, fusion]):
+        for features, labels in split.chunks():
+            output = fusion([m(x) for m, x in zip(models, features, strict=True)])
+            share = loss(output, labels) * (len(labels) / len(split.labels))
+            for into, part in zip(total, torch.autograd.grad(share, parameters, allow_unused=True), strict=True):
+                if part is not None:
+                    into.add_(part)
+    return total
+
+
+def squared_norm(tensors: Sequence[Tensor]) -> float:
+    """Return the sum of all squares, in double precision."""
+    return float(sum(t.double().square().sum() for t in tensors))
+
+
+def represent(model: nn.Module, features: Tensor) -> Tensor:
+    """Return the exact representation of all rows, shape (rows, width)."""
+    with torch.no_grad(), evaluating([model]):
+        return torch.cat([model(features[i : i + CHUNK]) for i in range(0, len(features), CHUNK)])
+
+
+def distortion(channel: Channel, h: Tensor, rows: Rows | None, step: int) -> float:
+    """Return D_k = |G_k - H_k(x_k)|^2 of one party, after its report on `step`.
+
+    If that report is still to come (`rows` says on which rows), it is tried out here and not sent. A party without
+    memory is measured on C(h) of all rows.
+    """
+    residual = channel.memory.residual(ALL, h)
+    if isinstance(channel.memory, ErrorFeedback):
+        if rows is None:
+            return squared_norm([residual])
+        new = channel.memory.first_visits(ALL)
+        if new is not None:
+            residual = residual.clone()
+            residual[rows] = residual[rows].masked_fill(take(new, rows)[:, None], 0.0)
+        before = take(residual, rows)
+    else:
+        before = residual
+    key = at_step(channel.key, step)
+    after = torch.from_numpy(decode(channel.compressor.at(step).encode(before.numpy(), key), before.numel()))
+    return squared_norm([residual]) - squared_norm([before]) + squared_norm([after - before])

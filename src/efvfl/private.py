@@ -1,0 +1,84 @@
+"""Private labels (Algorithm 2): labels and fusion model stay at the server, and the cotangent comes back (scheme 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from efvfl.batches import Rows
+from efvfl.channel import Channel, Packets
+from efvfl.errors import ProtocolError
+from efvfl.fusion import Fusion
+from efvfl.packet import Kind, Message
+
+
+class PrivateGuide:
+    """A party's half: what it learns from is the derivative of the loss by its surrogate, and nothing else."""
+
+    kind = Kind.COTANGENT
+
+    def __init__(self, block: int, channel: Channel) -> None:
+        """Hear the cotangent of this block through this channel."""
+        self.block = block
+        self.channel = channel
+        self._cotangent: Tensor | None = None
+
+    def hear(self, message: Message, rows: Rows, count: int, surrogate: Tensor) -> None:
+        """Take the cotangent of the batch from the server's reply."""
+        if set(message.packets) != {self.block}:
+            raise ProtocolError(f"blocks {sorted(message.packets)} came, only block {self.block} is expected.")
+        self._cotangent = self.channel.receive(rows, message.packets[self.block], count)
+
+    def cotangent(self, h: Tensor, step: int, turn: int) -> Tensor:
+        """Return it; the exact representation plays no part (equation 5)."""
+        assert self._cotangent is not None, "hear comes before cotangent"
+        return self._cotangent
+
+    def finish(self, step: int) -> None:
+        """Nothing else is to be done at the end of a step."""
+
+    def digest(self, step: int) -> Packets:
+        """A party with private labels has no copy to compare."""
+        return ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the downlink's memory."""
+        return {"down": self.channel.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved memory."""
+        self.channel.load_state_dict(state["down"])
+
+
+class PrivateAnswer:
+    """The server's half."""
+
+    needs_cotangent = True
+
+    def __init__(self, fusion: Fusion, channels: list[Channel]) -> None:
+        """Answer every party through its own channel."""
+        self.fusion = fusion
+        self.channels = channels
+        self.widths = [channel.width[0] for channel in channels]
+
+    def prepare(self, step: int, replies: list[Message]) -> None:
+        """Nothing of the fusion model is told."""
+
+    def messages(self, step: int, rows: Rows, replies: list[Message], combined: Tensor, hold: bool) -> list[Message]:
+        """Return the cotangent of every party, given the derivative by the combined representation."""
+        assert combined.grad is not None, "the server has run its backward pass"
+        cotangents = self.fusion.cotangents(combined.grad, self.widths)
+        return [
+            Message(Kind.COTANGENT, step, {k: channel.send(rows, cotangent, step)[0]}, hold)
+            for k, (channel, cotangent) in enumerate(zip(self.channels, cotangents, strict=True), start=1)
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the downlinks' memories."""
+        return {"down": [channel.state_dict() for channel in self.channels]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from saved memories."""
+        for channel, saved in zip(self.channels, state["down"], strict=True):
+            channel.load_state_dict(saved)

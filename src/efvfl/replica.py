@@ -1,0 +1,254 @@
+"""How the fusion model x0 reaches the parties when labels are shared: sent, compressed, or recomputed by everyone.
+
+A party's gradient at step t uses x0 as it was *before* the server's own update of step t. Each way has a server's half,
+which tells, and a party's half, which hears.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from efvfl.batches import ALL
+from efvfl.block import Block
+from efvfl.channel import Channel, Packets, send_exactly, unpack
+from efvfl.compress import decode
+from efvfl.errors import ProtocolError
+from efvfl.packet import DTYPES, Packet
+
+MENDS = 2  # exact copies a replica gets; at the next mismatch it is sent every step
+
+
+class Teller(Protocol):
+    """The server's half."""
+
+    def tell(self, step: int, digests: list[Packets]) -> list[Packets]:
+        """Return block 0 for every party, empty where nothing is said; `digests` is block 0 of their reports."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must be saved."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+
+
+class Hearer(Protocol):
+    """A party's half, around its copy of the fusion model."""
+
+    block: Block
+
+    def hear(self, step: int, packets: Packets) -> None:
+        """Bring the copy to x0 of this step."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether the party must repeat the server's update on its copy."""
+
+    def digest(self, step: int) -> Packets:
+        """Return block 0 of the report on this step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must be saved."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+
+
+def _one(packets: Packets) -> Packet:
+    if len(packets) != 1:
+        raise ProtocolError(f"the fusion model came in {len(packets)} packets, 1 is expected.")
+    return packets[0]
+
+
+def _hear_vector(block: Block, packets: Packets) -> None:
+    vector = block.vector()
+    block.load_vector(unpack(_one(packets), tuple(vector.shape), vector.dtype, "the fusion model"))
+
+
+class SendTeller:
+    """x0 itself, to everyone, every step."""
+
+    def __init__(self, block: Block, parties: int) -> None:
+        """Tell of the server's fusion model."""
+        self.block = block
+        self.parties = parties
+
+    def tell(self, step: int, digests: list[Packets]) -> list[Packets]:
+        """Return the same packet for all."""
+        return [send_exactly(self.block.vector())] * self.parties
+
+    def state_dict(self) -> dict[str, Any]:
+        """There is nothing to save."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """There is nothing to load."""
+
+
+class SendHearer:
+    """Takes x0 as it comes."""
+
+    follows = False
+
+    def __init__(self, block: Block) -> None:
+        """Write to this copy."""
+        self.block = block
+
+    def hear(self, step: int, packets: Packets) -> None:
+        """Overwrite the copy."""
+        _hear_vector(self.block, packets)
+
+    def digest(self, step: int) -> Packets:
+        """Nothing to compare."""
+        return ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every step overwrites the copy: there is nothing to save."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """There is nothing to load."""
+
+
+class CompressTeller:
+    """The compressed change of x0 against its memory G0, the paper's block 0."""
+
+    def __init__(self, block: Block, parties: int, channel: Channel) -> None:
+        """Tell of the server's fusion model through this channel."""
+        self.block = block
+        self.parties = parties
+        self.channel = channel
+
+    def tell(self, step: int, digests: list[Packets]) -> list[Packets]:
+        """Return the same packet for all. The server itself goes on with its exact x0."""
+        packets, _ = self.channel.send(ALL, self.block.vector(), step)
+        return [packets] * self.parties
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory."""
+        return self.channel.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved memory."""
+        self.channel.load_state_dict(state)
+
+
+class CompressHearer:
+    """Works with G0 instead of x0."""
+
+    follows = False
+
+    def __init__(self, block: Block, channel: Channel) -> None:
+        """Write to this copy what the channel gives."""
+        self.block = block
+        self.channel = channel
+
+    def hear(self, step: int, packets: Packets) -> None:
+        """Advance G0 and use it."""
+        self.block.load_vector(self.channel.receive(ALL, packets, self.block.vector().numel()))
+
+    def digest(self, step: int) -> Packets:
+        """Nothing to compare: both memories absorb the same packets."""
+        return ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory."""
+        return self.channel.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved memory."""
+        self.channel.load_state_dict(state)
+
+
+class ReplicateTeller:
+    """Nothing but the first copy, as long as the parties' digests agree with the server's."""
+
+    def __init__(self, block: Block, names: list[str], every: int) -> None:
+        """Compare every so many steps."""
+        self.block = block
+        self.names = names
+        self.every = every
+        self.mends = [0] * len(names)
+
+    def tell(self, step: int, digests: list[Packets]) -> list[Packets]:
+        """Return exact copies where they are needed."""
+        if step == 0:
+            return [send_exactly(self.block.exact_vector())] * len(self.names)
+        own = self.block.digest() if step % self.every == 0 else b""
+        return [self._tell_one(party, own, digests[party]) for party in range(len(self.names))]
+
+    def _tell_one(self, party: int, own: bytes, digest: Packets) -> Packets:
+        if self.mends[party] > MENDS:
+            return send_exactly(self.block.vector())
+        if not own:
+            return ()
+        if not digest or decode(digest[0]).tobytes() == own:
+            if not digest:
+                raise ProtocolError(f"party {self.names[party]!r} sent no digest of its fusion model; one is due.")
+            return ()
+        self.mends[party] += 1
+        if self.mends[party] <= MENDS:
+            return send_exactly(self.block.exact_vector())
+        warnings.warn(
+            f"party {self.names[party]!r} computed another fusion model than the server for the third time: it is sent "
+            "every step from now on. Different processors or library versions do that; set fusion = 'send'.",
+            stacklevel=4,
+        )
+        return send_exactly(self.block.vector())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how often each party was mended."""
+        return {"mends": list(self.mends)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from saved counts."""
+        self.mends = [int(count) for count in state["mends"]]
+
+
+class ReplicateHearer:
+    """Repeats the server's updates on its own copy, optimiser state and buffers included."""
+
+    def __init__(self, block: Block, every: int) -> None:
+        """Hold a copy that learns."""
+        self.block = block
+        self.every = every
+        self.started = False
+        self.mends = 0
+
+    @property
+    def follows(self) -> bool:
+        """Until it went wrong once too often."""
+        return self.mends <= MENDS
+
+    def hear(self, step: int, packets: Packets) -> None:
+        """Take over an exact copy, if one came."""
+        if not packets:
+            if not self.started or not self.follows:
+                raise ProtocolError(f"the server's reply to step {step} lacks the fusion model.")
+            return
+        self.mends += self.started and self.follows
+        self.started = True
+        if self.follows:
+            # As many numbers as the packet says, up to what the model and its optimiser can hold: checked on loading.
+            vector = _one(packets)
+            self.block.load_exact_vector(unpack(vector, vector.shape, torch.float64, "the fusion model's exact copy"))
+        else:
+            _hear_vector(self.block, packets)
+
+    def digest(self, step: int) -> Packets:
+        """Return the digest when it is due."""
+        if step == 0 or step % self.every or not self.follows:
+            return ()
+        return (Packet(0, DTYPES[2], (8,), np.frombuffer(self.block.digest(), dtype=np.uint8).tobytes()),)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the copy and how it fared."""
+        return {"block": self.block.state_dict(), "started": self.started, "mends": self.mends}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved copy."""
+        self.block.load_state_dict(state["block"])
+        self.started, self.mends = bool(state["started"]), int(state["mends"])

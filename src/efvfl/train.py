@@ -1,0 +1,172 @@
+"""The training loop, and what it yields: one record an epoch."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from efvfl import observe
+from efvfl.batches import ALL
+from efvfl.errors import CheckpointError
+from efvfl.fusion import Fusion
+from efvfl.ledger import Ledger
+from efvfl.observe import Split
+from efvfl.packet import Message
+from efvfl.party import Party
+from efvfl.server import Server
+from efvfl.transport import Transport
+
+
+@dataclass(frozen=True)
+class Record:
+    """One epoch. What is measured on uncompressed representations is NaN or empty where nobody could measure it."""
+
+    epoch: int  # epochs done, from 1
+    step: int  # steps done
+    surrogate_loss: float  # mean over the epoch's steps of the loss the server sees
+    train: dict[str, float] = field(default_factory=dict)  # loss and metric on the training rows
+    gradient: float = float("nan")  # squared norm of the full gradient
+    distortion: float = float("nan")  # D: how far the surrogates are from the representations
+    validation: dict[str, float] = field(default_factory=dict)
+    test: dict[str, float] = field(default_factory=dict)
+    bytes_up: int = 0  # really encoded since the start of the run
+    bytes_down: int = 0
+    ledger: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)  # by direction, party and kind
+    paper_bits: int = 0  # the paper's formula: uplink only, no indices, no headers
+    seconds: float = 0.0  # of wall time spent in training steps, observation not counted
+
+    def to_json(self) -> str:
+        """Return one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> Record:
+        """Read what `to_json` wrote."""
+        return cls(**json.loads(line))
+
+
+class Federation:
+    """A server and its parties in one process, and the loop that trains them."""
+
+    def __init__(
+        self,
+        server: Server,
+        parties: Mapping[str, Party],
+        transport: Transport,
+        ledger: Ledger,
+        splits: Mapping[str, Split],
+    ) -> None:
+        """Train what these parts make; `splits` has 'train' and perhaps 'validation' and 'test'."""
+        self.server = server
+        self.parties = parties
+        self.transport = transport
+        self.ledger = ledger
+        self.splits = splits
+        self.seconds = 0.0
+        self._losses: list[float] = []  # of the epoch under way
+        self._replies: dict[str, Message] | None = None  # reports under way; None: parties are holding
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The local models, in the parties' order."""
+        return [party.block.module for party in self.parties.values()]
+
+    @property
+    def fusion(self) -> Fusion:
+        """The fusion model."""
+        return self.server.fusion
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done."""
+        return self.server.step_number // self.server.batches.per_epoch
+
+    def step(self, hold: bool = False) -> float:
+        """Run one step of all blocks; return the loss on surrogates.
+
+        Parties go on to report on the next step, unless told to hold: then nothing is under way.
+        """
+        started = time.perf_counter()
+        if self._replies is None:
+            self._replies = self.transport.exchange(self.server.begin())
+        replies = self.transport.exchange(self.server.step(self._replies, hold))
+        self._replies = None if hold else replies
+        self._losses.append(self.server.surrogate_loss)
+        self.seconds += time.perf_counter() - started
+        return self.server.surrogate_loss
+
+    def train(self, epochs: int, observe_every: int = 1) -> Iterator[Record]:
+        """Train until `epochs` epochs are done, and yield a record after each that is observed (and the last)."""
+        per_epoch = self.server.batches.per_epoch
+        while self.server.step_number < epochs * per_epoch:
+            done = self.server.step_number + 1
+            ends = done % per_epoch == 0
+            observed = ends and (done // per_epoch % observe_every == 0 or done == epochs * per_epoch)
+            self.step(hold=observed)
+            if observed:
+                yield self.record()
+            if ends:
+                self._losses = []
+
+    def record(self) -> Record:
+        """Measure where training stands."""
+        models, fusion, loss = self.models, self.fusion, self.server.loss
+        scores = {name: observe.evaluate(models, fusion, split, loss) for name, split in self.splits.items()}
+        return Record(
+            epoch=self.epoch,
+            step=self.server.step_number,
+            surrogate_loss=sum(self._losses) / len(self._losses) if self._losses else float("nan"),
+            train=scores["train"],
+            gradient=observe.squared_norm(observe.gradient(models, fusion, self.splits["train"], loss)),
+            distortion=self.distortion(),
+            validation=scores.get("validation", {}),
+            test=scores.get("test", {}),
+            bytes_up=self.ledger.total("up"),
+            bytes_down=self.ledger.total("down"),
+            ledger=self.ledger.table(),
+            paper_bits=sum(party.up.paper_bits for party in self.parties.values()),
+            seconds=self.seconds,
+        )
+
+    def distortion(self) -> float:
+        """Return D at the parties' current parameters, after their report on the current step."""
+        total = 0.0
+        for party in self.parties.values():
+            rows = None if party.reporting else ALL if party.reports_all else party.batches.rows(party.step)
+            h = observe.represent(party.block.module, party.features)
+            total += observe.distortion(party.up, h, rows, party.step)
+        return total
+
+    def predict(self, features: list[Tensor]) -> Tensor:
+        """Return the trained network's output for new rows, one tensor of columns for each party."""
+        return observe.predict(self.models, self.fusion, features)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on bit for bit, between any two steps."""
+        return {
+            "server": self.server.state_dict(),
+            "parties": {name: party.state_dict() for name, party in self.parties.items()},
+            "ledger": self.ledger.state_dict(),
+            "losses": list(self._losses),
+            "seconds": self.seconds,
+            "holding": self._replies is None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state of a federation that was built alike."""
+        if set(state["parties"]) != set(self.parties):
+            raise CheckpointError(
+                f"the saved run has parties {sorted(state['parties'])}, this one has {sorted(self.parties)}."
+            )
+        self.server.load_state_dict(state["server"])
+        for name, party in self.parties.items():
+            party.load_state_dict(state["parties"][name])
+        self.ledger.load_state_dict(state["ledger"])
+        self._losses = [float(loss) for loss in state["losses"]]
+        self.seconds = float(state["seconds"])
+        self._replies = None if state["holding"] else {name: p.open_report() for name, p in self.parties.items()}
