@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.optim import Optimizer as TorchOptimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -98,9 +99,15 @@ class Block:
         if self.scheduler is not None and (step + 1) % self.steps_per_epoch == 0:
             self.scheduler.step()
 
+    def forward_aside(self, *inputs: Tensor) -> Tensor:
+        """Run the module on copies of its buffers, so that running statistics stay as they are for good."""
+        aside = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        output: Tensor = functional_call(self.module, aside, inputs)
+        return output
+
     @contextmanager
     def buffers_kept(self) -> Iterator[None]:
-        """Undo whatever a forward pass does to running statistics."""
+        """Undo, at the end, whatever a forward and backward pass does to running statistics."""
         saved = [buffer.clone() for buffer in self.buffers]
         try:
             yield

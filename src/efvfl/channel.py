@@ -64,24 +64,27 @@ class Channel:
             packets = (self._encode(_IDENTITY, residual, key),)
         else:
             packets = (self._encode(_IDENTITY, residual[new], key), self._encode(compressor, residual[~new], key))
-        return packets, self.receive(rows, packets, len(value))
+        return packets, self.absorb(rows, self.decode(rows, packets, len(value)))
 
     def _encode(self, compressor: Compressor, residual: Tensor, key: int) -> Packet:
         self.paper_bits += compressor.paper_bits(tuple(residual.shape))
         return compressor.encode(residual.numpy(), key)
 
-    def receive(self, rows: Rows, packets: Packets, count: int) -> Tensor:
-        """Absorb the packets of `count` rows and return their surrogate."""
+    def decode(self, rows: Rows, packets: Packets, count: int) -> Tensor:
+        """Return what the packets of `count` rows say, or refuse them; nothing is changed yet."""
         new = self.memory.first_visits(rows)
-        if new is None or bool(new.all()):
-            if len(packets) != 1:
-                raise ProtocolError(f"{self.what} came in {len(packets)} packets, 1 is expected.")
-            return self.memory.absorb(rows, unpack(packets[0], (count, *self.width), self.dtype, self.what))
-        if len(packets) != 2:
-            raise ProtocolError(f"{self.what} came in {len(packets)} packets, 2 are expected: some rows are new.")
+        expected = 1 if new is None or bool(new.all()) else 2  # rows never reported before come by themselves, exactly
+        if len(packets) != expected:
+            raise ProtocolError(f"{self.what} came in {len(packets)} packets, {expected} is expected.")
+        if new is None or expected == 1:
+            return unpack(packets[0], (count, *self.width), self.dtype, self.what)
         decoded = torch.empty((count, *self.width), dtype=self.dtype)
         for mask, packet in zip((new, ~new), packets, strict=True):
             decoded[mask] = unpack(packet, (int(mask.sum()), *self.width), self.dtype, self.what)
+        return decoded
+
+    def absorb(self, rows: Rows, decoded: Tensor) -> Tensor:
+        """Advance the memory by what was decoded; return the surrogate of these rows."""
         return self.memory.absorb(rows, decoded)
 
     def last(self, rows: Rows, packets: Packets, count: int) -> Tensor:

@@ -27,8 +27,8 @@ class Method:
 
     name: str
     up: Link
-    down: Link = Link()
-    fusion: Link = Link()
+    down: Link = field(default_factory=Link)
+    fusion: Link = field(default_factory=Link)
 
 
 def svfl() -> Method:

@@ -139,7 +139,7 @@ class Packet:
         if dimensions > MAX_DIMENSIONS:
             raise WireError(f"a block of {dimensions} dimensions came, at most {MAX_DIMENSIONS} are expected.")
         shape = tuple(reader.number("a packet's shape") for _ in range(dimensions))
-        if prod(shape) >= 1 << 48:
+        if prod(max(side, 1) for side in shape) >= 1 << 48:  # an empty block too has to be an array
             raise WireError(f"a block of shape {shape} came, which no machine holds.")
         size = reader.number("a packet's body length")
         return cls(codec, DTYPES[code], shape, reader.take(size, "a packet's body"))
@@ -185,13 +185,13 @@ class Message:
         count = reader.number("a message's number of packets")
         if count > MAX_PACKETS:
             raise WireError(f"{count:,} packets in one message, at most {MAX_PACKETS:,} are expected.")
-        packets: dict[int, tuple[Packet, ...]] = {}
+        packets: dict[int, list[Packet]] = {}
         last = 0
         for _ in range(count):
             block = reader.number("a packet's block")
             if block < last:
                 raise WireError(f"block {block} follows block {last}: blocks come in increasing order.")
-            packets[block] = (*packets.get(block, ()), Packet.read(reader))
+            packets.setdefault(block, []).append(Packet.read(reader))
             last = block
         reader.end("message")
-        return cls(Kind(code >> 1), step, packets, bool(code & 1))
+        return cls(Kind(code >> 1), step, {block: tuple(held) for block, held in packets.items()}, bool(code & 1))

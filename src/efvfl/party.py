@@ -1,7 +1,7 @@
 """A party: it holds columns and a local model, and is a message handler.
 
 One step, as the paper writes it: compute h_k(x_k) on the batch, send C(h - G), absorb the decoded packet; then learn
-from what the server answers. The graph of the reported representation is the graph of the update: one forward pass a step.
+from what the server answers. The graph of the reported representation is the graph of the update: one forward pass.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ class Party:
         assert self._reply is not None, "a report is a reply"
         rows = self.batches.rows(self.step)
         reported = ALL if self.reports_all else rows
-        with self.block.buffers_kept():
-            h = self._forward(reported, self.step, 0)
+        with seeded(derive(self.key, self.step, 0)):
+            h = self.block.forward_aside(take(self.features, reported))
         self._keep(rows, h, self.up.last(reported, self._reply.packets[self.number], len(h)))
 
     @property

@@ -148,7 +148,8 @@ class CompressHearer:
 
     def hear(self, step: int, packets: Packets) -> None:
         """Advance G0 and use it."""
-        self.block.load_vector(self.channel.receive(ALL, packets, self.block.vector().numel()))
+        decoded = self.channel.decode(ALL, packets, self.block.vector().numel())
+        self.block.load_vector(self.channel.absorb(ALL, decoded))
 
     def digest(self, step: int) -> Packets:
         """Nothing to compare: both memories absorb the same packets."""
@@ -229,14 +230,14 @@ class ReplicateHearer:
             if not self.started or not self.follows:
                 raise ProtocolError(f"the server's reply to step {step} lacks the fusion model.")
             return
-        self.mends += self.started and self.follows
-        self.started = True
-        if self.follows:
-            # As many numbers as the packet says, up to what the model and its optimiser can hold: checked on loading.
-            vector = _one(packets)
-            self.block.load_exact_vector(unpack(vector, vector.shape, torch.float64, "the fusion model's exact copy"))
-        else:
+        mends = self.mends + (self.started and self.follows)
+        if mends > MENDS:
             _hear_vector(self.block, packets)
+        else:
+            packet = _one(packets)  # as many numbers as it says: whether they fit is checked on loading
+            copy = unpack(packet, packet.shape, torch.float64, "the fusion model's exact copy")
+            self.block.load_exact_vector(copy)
+        self.started, self.mends = True, mends
 
     def digest(self, step: int) -> Packets:
         """Return the digest when it is due."""

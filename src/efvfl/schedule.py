@@ -31,7 +31,9 @@ class Ramp:
 
     def at(self, step: int) -> float:
         """Return the value at a step."""
-        share = min(max(step, 0) / self.steps, 1.0)
+        if step >= self.steps:
+            return float(self.stop)  # as it is written: the formulas may miss it by a rounding
+        share = max(step, 0) / self.steps
         if self.shape == "linear":
             return self.start + share * (self.stop - self.start)
         return float(self.start * (self.stop / self.start) ** share)

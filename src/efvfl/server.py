@@ -105,18 +105,18 @@ class Server:
         return [replies[name] for name in self.names]
 
     def _surrogates(self, reports: list[Message], rows: Rows) -> list[Tensor]:
-        """Return every party's surrogate on the batch, after its report."""
-        if self.reports_all:
-            whole = [
-                channel.receive(ALL, report.packets[k], self.batches.samples)
-                for k, (channel, report) in enumerate(zip(self.channels, reports, strict=True), start=1)
-            ]
-            return [take(g, rows) for g in whole]
-        count = self.batches.count(self.step_number)
-        return [
-            channel.receive(rows, report.packets[k], count)
+        """Return every party's surrogate on the batch, after its report.
+
+        All reports are decoded before any is absorbed: one that is refused leaves every memory as it was.
+        """
+        reported = ALL if self.reports_all else rows
+        count = self.batches.samples if self.reports_all else self.batches.count(self.step_number)
+        decoded = [
+            channel.decode(reported, report.packets[k], count)
             for k, (channel, report) in enumerate(zip(self.channels, reports, strict=True), start=1)
         ]
+        surrogates = [channel.absorb(reported, d) for channel, d in zip(self.channels, decoded, strict=True)]
+        return [take(g, rows) for g in surrogates] if self.reports_all else surrogates
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on bit for bit, between any two steps."""

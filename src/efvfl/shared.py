@@ -58,24 +58,29 @@ class SharedGuide:
             raise ProtocolError(
                 f"blocks {sorted(message.packets)} came, {sorted(expected)} and perhaps 0 are expected."
             )
-        self.hearer.hear(message.step, message.packets.get(0, ()))
         targets = take(self.labels, rows)
         if self.peers is None:
-            packets = message.packets[self.parties + 1]
-            shape = tuple(surrogate.shape)
-            combined = unpack(packets[0], shape, surrogate.dtype, "the combined representation")
+            if len(message.packets[self.parties + 1]) != 1:
+                raise ProtocolError("the combined representation comes in 1 packet.")
+            packet = message.packets[self.parties + 1][0]
+            combined = unpack(packet, tuple(surrogate.shape), surrogate.dtype, "the combined representation")
+            self.hearer.hear(message.step, message.packets.get(0, ()))
             self._lesson = _Lesson(targets, self.fusion.without(combined, surrogate, self.parties), combined, None)
             return
+        reported, count = (ALL, len(self.labels)) if self.reports_all else (rows, count)
+        decoded = {  # all of them before any is absorbed: a message that is refused leaves everything as it was
+            j: channel.decode(reported, message.packets[j + 1], count)
+            for j, channel in enumerate(self.peers)
+            if channel
+        }
+        self.hearer.hear(message.step, message.packets.get(0, ()))
         parts = [
-            surrogate if channel is None else self._peer(channel, rows, message.packets[j + 1], count)
+            surrogate if channel is None else channel.absorb(reported, decoded[j])
             for j, channel in enumerate(self.peers)
         ]
+        if self.reports_all:
+            parts = [part if part is surrogate else take(part, rows) for part in parts]
         self._lesson = _Lesson(targets, self.fusion.others(parts, self.own), None, parts)
-
-    def _peer(self, channel: Channel, rows: Rows, packets: Packets, count: int) -> Tensor:
-        if not self.reports_all:
-            return channel.receive(rows, packets, count)
-        return take(channel.receive(ALL, packets, len(self.labels)), rows)
 
     def cotangent(self, h: Tensor, step: int, turn: int) -> Tensor:
         """Return the derivative by the own exact representation, all else held fixed (equation 3)."""

@@ -2,7 +2,8 @@
 
 A compressor's map is defined by its bytes: C(x) *is* `decode(encode(x))`. A packet names its codec, so the receiver
 needs no configuration. To add one, write a file like `sign.py`: a frozen dataclass whose fields are its knobs, with
-`encode`, `read`, `alpha` and `paper_bits`, under `@register`; the contract in tests/test_compressors.py then runs over it.
+`encode`, `read`, `alpha` and `paper_bits`, under `@register`; give it variants in tests/test_compressors.py, and the
+contract there runs over it.
 """
 
 from __future__ import annotations
@@ -143,6 +144,12 @@ def largest_float(dtype: np.dtype[np.generic]) -> float:
 def entries(shape: Shape) -> int:
     """Number of entries of a block."""
     return prod(shape)
+
+
+def require_count(name: str, value: object) -> None:
+    """Refuse a knob that is not a whole number from 0."""
+    if not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{name} must be a whole number, 0 or above, but {value!r} came.")
 
 
 def require_share(name: str, value: object) -> None:

@@ -15,6 +15,8 @@ from efvfl.packet import FloatArray, Packet, Reader
 # The largest magnitude is brought just below 2^15 (fp16, whose range ends at 2^16) or 1 (bf16).
 _TOP = {"fp16": 15, "bf16": 0}
 _CODES = ("fp16", "bf16")
+# Exponents that the largest magnitude of a float32 or float64 block can have, by the bytes of an entry.
+_EXPONENTS = {4: (-148, 128), 8: (-1073, 1024)}
 
 
 def _to_bfloat16(values: FloatArray) -> NDArray[np.uint16]:
@@ -63,8 +65,11 @@ class Cast(Compressor):
         if not np.isfinite(top):
             raise WireError("a value in a packet is not finite.")
         bound = 2.0 ** _TOP[_CODES[code]]
-        if (top == 0 and shift != 0) or (top > 0 and not bound / 2 <= top <= bound) or abs(shift) > 1100:
+        if top > 0 and not bound / 2 <= top <= bound:
             raise WireError(f"the largest of the scaled values is {top}, {bound / 2:g} to {bound:g} is expected.")
+        lowest, highest = (exponent - _TOP[_CODES[code]] for exponent in _EXPONENTS[packet.dtype.itemsize])
+        if not (lowest <= shift <= highest if top > 0 else shift == 0):
+            raise WireError(f"exponent {shift} came, {lowest} to {highest}, or 0 for a zero block, is expected.")
         limit = largest_float(packet.dtype)
         with np.errstate(over="ignore"):
             out: FloatArray = np.ldexp(scaled.astype(packet.dtype), shift)
@@ -72,7 +77,7 @@ class Cast(Compressor):
 
     def alpha(self, shape: Shape) -> float:
         """Rounding of normal numbers, plus that of entries too small beside the largest one."""
-        unit, tiny = (2.0**-11, 2.0**-39) if self.to == "fp16" else (2.0**-9 + 2.0**-23, 2.0**-133)
+        unit, tiny = (2.0**-11, 2.0**-39) if self.to == "fp16" else (2.0**-8 + 2.0**-23, 2.0**-133)
         return 1 - (unit**2 + entries(shape) * tiny**2)
 
     def paper_bits(self, shape: Shape) -> int:

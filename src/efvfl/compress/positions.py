@@ -151,11 +151,14 @@ def encode(places: Positions, limit: int) -> bytes:
     return count + bytes((rice,)) + out.tobytes()
 
 
-def read(reader: Reader, limit: int) -> Positions:
-    """Read positions below `limit`."""
+def read(reader: Reader, limit: int, each: int = 0) -> Positions:
+    """Read positions below `limit`, which `each` bytes or more follow for every one."""
     count = reader.number("the number of positions")
     if count > limit:
         raise WireError(f"{count:,} positions do not fit below {limit:,}: the packet's count or shape is wrong.")
+    left = len(reader.data) - reader.place
+    if count * each > left:  # before the places are built: those that are kept may be many and told by a few bytes
+        raise WireError(f"{left:,} bytes are left for {count:,} positions with their values: the packet is cut short.")
     coded = count if 2 * count <= limit else limit - count
     out = _read_coded(reader, coded, limit) if coded else np.empty(0, dtype=np.int64)
     return out if 2 * count <= limit else complement(out, limit)

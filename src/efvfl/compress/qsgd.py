@@ -21,13 +21,13 @@ _LARGEST = 1 << 16
 
 
 @kernel
-def _norm(flat: FloatArray) -> float:
-    """Return the Euclidean norm; dividing by the largest entry first keeps the squares in range."""
+def _norm(flat: FloatArray) -> tuple[float, float]:
+    """Return the largest magnitude and the Euclidean norm as a multiple of it: neither squares nor norm overflow."""
     top = 0.0
     for i in range(flat.size):
         top = max(top, abs(flat[i]))
     if top == 0.0:
-        return 0.0
+        return 0.0, 1.0
     a, b, c, d = 0.0, 0.0, 0.0, 0.0  # four sums, so that an addition need not wait for the one before
     whole = flat.size // 4 * 4
     for i in range(0, whole, 4):
@@ -37,15 +37,15 @@ def _norm(flat: FloatArray) -> float:
         d += (flat[i + 3] / top) ** 2
     for i in range(whole, flat.size):
         a += (flat[i] / top) ** 2
-    return top * sqrt((a + b) + (c + d))
+    return top, sqrt((a + b) + (c + d))
 
 
 @kernel
-def _quantise(flat: FloatArray, norm: float, levels: int, key: np.uint64, out: Symbols) -> None:
-    factor = levels / norm
+def _quantise(flat: FloatArray, top: float, root: float, levels: int, key: np.uint64, out: Symbols) -> None:
+    factor = levels / (top * root)
     for i in range(flat.size):
         # Two steps where the factor is not a number a float can hold.
-        ratio = abs(flat[i]) * factor if factor < 1e300 else abs(flat[i]) / norm * levels
+        ratio = abs(flat[i]) * factor if 0 < factor < 1e300 else abs(flat[i]) / top * (levels / root)
         level = min(levels, int(np.floor(ratio + uniform(key, np.uint64(i)))))
         out[i] = -level if flat[i] < 0 else level
 
@@ -57,13 +57,13 @@ def tau(count: int, levels: int) -> float:
 
 def quantise(flat: FloatArray, levels: int, key: int) -> bytes:
     """Return levels, the size of one level, and the symbols; a zero block has size 0 and no symbols."""
-    norm = _norm(flat) if flat.size else 0.0
-    size = flat.dtype.type(norm / (levels * tau(flat.size, levels)))
+    top, root = _norm(flat)
+    size = flat.dtype.type(top * (root / (levels * tau(flat.size, levels))))
     start = number(levels) + size.tobytes()
     if size == 0:
         return start
     out = np.empty(flat.size, dtype=np.int32)
-    _quantise(flat, norm, levels, np.uint64(key), out)
+    _quantise(flat, top, root, levels, np.uint64(key), out)
     return start + symbols.encode(out, levels)
 
 
@@ -77,6 +77,8 @@ def dequantise(reader: Reader, count: int, dtype: np.dtype[np.generic]) -> Float
         raise WireError(f"level size {size[0]} came, a positive number or 0 is expected.")
     if size[0] == 0:
         return np.zeros(count, dtype=dtype)
+    if count == 0:
+        raise WireError(f"level size {size[0]} came for no entries, 0 is expected.")
     levels_of = symbols.decode(reader, count, levels).astype(dtype)
     with np.errstate(over="ignore"):
         out: FloatArray = np.multiply(levels_of, size[0], out=levels_of)
@@ -94,7 +96,7 @@ def level_count(bits: int, rule: str) -> int:
 def check_bits(bits: Knob, rule: str) -> None:
     """Refuse knobs that QSGD does not have."""
     for value in (bits.start, bits.stop) if isinstance(bits, Ramp) else (bits,):
-        if not 1 <= value <= 16:
+        if not isinstance(value, int | float) or not 1 <= value <= 16:
             raise ConfigError(f"qsgd's bits must be 1 to 16, but {value!r} came.")
     if rule not in ("runs", "text"):
         raise ConfigError(f"qsgd's levels must be 'runs' (2^b - 1) or 'text' (2^b), but {rule!r} came.")

@@ -6,9 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from efvfl.compress.base import Compressor, Shape, checked, entries, finite_values, register, require_share
+from efvfl.compress.base import (
+    Compressor,
+    Shape,
+    checked,
+    entries,
+    finite_values,
+    register,
+    require_count,
+    require_share,
+)
 from efvfl.compress.topk import kept
-from efvfl.errors import ConfigError, WireError
+from efvfl.errors import WireError
 from efvfl.packet import FloatArray, Packet, Reader, number
 from efvfl.rng import permutation
 from efvfl.schedule import Knob
@@ -28,8 +37,7 @@ class RandK(Compressor):
     def __post_init__(self) -> None:
         """Refuse knobs that keep nothing."""
         require_share("randk's ratio", self.ratio)
-        if self.k < 0:
-            raise ConfigError(f"randk needs k >= 0, but {self.k} came.")
+        require_count("randk's k", self.k)
 
     def encode(self, block: FloatArray, key: int = 0) -> Packet:
         """Send the seed and the values it picks."""

@@ -35,6 +35,8 @@ class Sign(Compressor):
         if scale == 0:
             reader.end("sign body")
             return np.zeros(packet.shape, dtype=packet.dtype)
+        if packet.entries == 0:
+            raise WireError(f"scale {scale} came for an empty block, 0 is expected.")
         data = np.frombuffer(reader.take((packet.entries + 7) // 8, "signs"), dtype=np.uint8)
         reader.end("sign body")
         negative = np.unpackbits(data, bitorder="little")

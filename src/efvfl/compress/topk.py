@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 
 from efvfl._jit import kernel
 from efvfl.compress import positions
-from efvfl.compress.base import Compressor, Shape, checked, entries, finite_values, register, require_share
+from efvfl.compress.base import (
+    Compressor,
+    Shape,
+    checked,
+    entries,
+    finite_values,
+    register,
+    require_count,
+    require_share,
+)
 from efvfl.compress.positions import Positions
 from efvfl.errors import ConfigError
 from efvfl.packet import FloatArray, Packet, Reader
@@ -105,8 +114,9 @@ class TopK(Compressor):
     def __post_init__(self) -> None:
         """Refuse knobs that keep nothing."""
         require_share("topk's ratio", self.ratio)
-        if self.k < 0 or self.per not in ("block", "row"):
-            raise ConfigError(f"topk needs k >= 0 and per = 'block' or 'row', but k={self.k}, per={self.per!r} came.")
+        require_count("topk's k", self.k)
+        if self.per not in ("block", "row"):
+            raise ConfigError(f"topk's per must be 'block' or 'row', but {self.per!r} came.")
 
     def places(self, block: FloatArray, flat: FloatArray) -> Positions:
         """Return which entries are kept."""
@@ -127,7 +137,7 @@ class TopK(Compressor):
     def read(cls, packet: Packet) -> FloatArray:
         """Put the kept values back among zeros."""
         reader = Reader(packet.body)
-        places = positions.read(reader, packet.entries)
+        places = positions.read(reader, packet.entries, packet.dtype.itemsize)
         values = finite_values(reader.take(places.size * packet.dtype.itemsize, "topk's values"), packet.dtype)
         reader.end("topk body")
         out: FloatArray = np.zeros(packet.entries, dtype=packet.dtype)

@@ -8,10 +8,9 @@ from typing import Literal
 import numpy as np
 
 from efvfl.compress import positions
-from efvfl.compress.base import Compressor, Shape, checked, entries, register, require_share
+from efvfl.compress.base import Compressor, Shape, checked, entries, register, require_count, require_share
 from efvfl.compress.qsgd import check_bits, dequantise, level_count, quantise, tau, whole_bits
 from efvfl.compress.topk import kept, largest
-from efvfl.errors import ConfigError
 from efvfl.packet import FloatArray, Packet, Reader
 from efvfl.schedule import Knob
 
@@ -30,8 +29,7 @@ class TopKQSGD(Compressor):
         """Refuse knobs out of range."""
         require_share("topk_qsgd's ratio", self.ratio)
         check_bits(self.bits, self.levels)
-        if self.k < 0:
-            raise ConfigError(f"topk_qsgd needs k >= 0, but {self.k} came.")
+        require_count("topk_qsgd's k", self.k)
 
     @property
     def s(self) -> int:

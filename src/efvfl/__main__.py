@@ -1,0 +1,7 @@
+"""`python -m efvfl`."""
+
+import sys
+
+from efvfl.cli import main
+
+sys.exit(main())

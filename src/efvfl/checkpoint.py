@@ -1,0 +1,106 @@
+"""States on disk: tensors as safetensors, everything else as JSON beside them in the same file. Never pickle.
+
+A file is written next to its place, flushed to the disk and renamed: a crash leaves the old one or the new one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from efvfl.errors import CheckpointError
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put `data` at `path` so that no crash leaves half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise CheckpointError(f"cannot write {path}: {error}. What was there before is untouched.") from error
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _strip(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Replace what JSON cannot say by a tagged list; plain lists are tagged too, so that nothing is ambiguous."""
+    match value:
+        case Tensor():
+            tensors[str(len(tensors))] = value.detach().contiguous()
+            return ["tensor", str(len(tensors) - 1)]
+        case bytes():
+            return ["bytes", base64.b64encode(value).decode()]
+        case Counter():
+            return ["counter", [[_strip(k, tensors), v] for k, v in value.items()]]
+        case dict():
+            return ["dict", [[_strip(k, tensors), _strip(v, tensors)] for k, v in value.items()]]
+        case list():
+            return ["list", [_strip(v, tensors) for v in value]]
+        case tuple():
+            return ["tuple", [_strip(v, tensors) for v in value]]
+        case None | bool() | int() | float() | str():
+            return value
+    raise CheckpointError(f"a state holds a {type(value).__name__}, which cannot be saved.")
+
+
+def _restore(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(value, list):
+        return value
+    match value:
+        case ["tensor", str(name)] if name in tensors:
+            return tensors[name]
+        case ["bytes", str(text)]:
+            return base64.b64decode(text, validate=True)
+        case ["counter", list(pairs)]:
+            return Counter({_restore(k, tensors): v for k, v in pairs})
+        case ["dict", list(pairs)]:
+            return {_restore(k, tensors): _restore(v, tensors) for k, v in pairs}
+        case ["list", list(items)]:
+            return [_restore(v, tensors) for v in items]
+        case ["tuple", list(items)]:
+            return tuple(_restore(v, tensors) for v in items)
+    raise CheckpointError(f"a checkpoint holds an entry of unknown form: {str(value)[:80]}")
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Write a state."""
+    tensors: dict[str, Tensor] = {}
+    tree = json.dumps(_strip(state, tensors))
+    write_atomically(path, safetensors.torch.save(tensors, metadata={"efvfl": "1", "tree": tree}))
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read what `save` wrote."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if metadata.get("efvfl") != "1":
+            raise CheckpointError(f"{path} is not a checkpoint of this version of efvfl.")
+        state = _restore(json.loads(metadata["tree"]), tensors)
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot read the checkpoint {path}: {error}. Start again or name another file."
+        ) from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} does not hold a state.")
+    return state

@@ -1,0 +1,132 @@
+"""The command line: `efvfl demo`, `efvfl run FILE.toml`, `efvfl compressors`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from efvfl.errors import CheckpointError, ConfigError, EfvflError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from efvfl.config import RunConfig
+    from efvfl.train import Federation, Record
+
+# Exit codes: what a script can tell apart.
+USAGE = 2  # a setting or a file is wrong
+FAILED = 3  # training could not go on
+INTERRUPTED = 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="efvfl", description="Vertical federated learning with error feedback.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="train three methods on handwritten digits and compare them")
+    demo.add_argument(
+        "--out", type=Path, default=Path("efvfl-demo"), help="folder of the picture (default: %(default)s)"
+    )
+    demo.add_argument("--seed", type=int, default=0)
+
+    run = commands.add_parser("run", help="train from one TOML file, all parties in this process")
+    run.add_argument("file", type=Path)
+    run.add_argument("--out", type=Path, help="folder of records and checkpoint (default: runs/NAME)")
+    run.add_argument("--epochs", type=int, help="in place of the file's")
+    run.add_argument("--seed", type=int, help="in place of the file's")
+    run.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder")
+
+    compressors = commands.add_parser("compressors", help="list compressors: knobs, alpha, measured bytes")
+    compressors.add_argument("--rows", type=int, default=128)
+    compressors.add_argument("--width", type=int, default=16)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    options = _parser().parse_args(arguments)
+    from rich.console import Console  # late, so that --help stays quick
+
+    console = Console()
+    try:
+        if options.command == "demo":
+            from efvfl.demo import run_demo
+
+            run_demo(options.out, console, options.seed)
+        elif options.command == "run":
+            run_file(options, console)
+        else:
+            from efvfl.screen import compressor_table
+
+            if min(options.rows, options.width) < 1:
+                raise ConfigError(f"a block of {options.rows} x {options.width} came, at least 1 x 1 is expected.")
+            console.print(compressor_table((options.rows, options.width)))
+    except EfvflError as error:
+        print(f"efvfl: {error}", file=sys.stderr)
+        return USAGE if isinstance(error, ConfigError | CheckpointError) else FAILED
+    except KeyboardInterrupt:
+        print("efvfl: interrupted.", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def run_file(options: argparse.Namespace, console: Console) -> None:
+    """Train what a file says; leave records, a checkpoint after every record, and a picture."""
+    import torch
+
+    from efvfl import config as configs
+    from efvfl.experiment import load_data, make_federation
+    from efvfl.plot import draw_runs
+    from efvfl.screen import comparison, ledger_table
+
+    config = configs.load(options.file)
+    config = replace(config, **{k: getattr(options, k) for k in ("epochs", "seed") if getattr(options, k) is not None})
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    out: Path = options.out or Path("runs") / options.file.stem
+    federation = make_federation(config, load_data(config, options.file.parent))
+    records = _train(federation, config, out, options.resume, console)
+    if not records:
+        raise ConfigError(f"epochs = {config.epochs} leaves nothing to train.")
+    name = options.file.stem
+    console.print(comparison({name: records}), ledger_table(records[-1]))
+    draw_runs(out / "run.png", {name: records}, name, metric=federation.server.loss.metric_name)
+    console.print(f"Records: {out / 'records.jsonl'}\nPicture: {out / 'run.png'}", soft_wrap=True)
+
+
+def _train(federation: Federation, config: RunConfig, out: Path, resume: bool, console: Console) -> list[Record]:
+    from dataclasses import asdict
+
+    from efvfl import checkpoint
+    from efvfl.screen import train_with_bar
+    from efvfl.train import Record
+
+    path, lines = out / "checkpoint.safetensors", out / "records.jsonl"
+    identity = asdict(replace(config, epochs=0))  # a run may go on for more epochs than it was started with
+    records: list[Record] = []
+    if resume:
+        state = checkpoint.load(path)
+        if state["config"] != identity:
+            changed = sorted(k for k in identity if state["config"].get(k) != identity[k])
+            raise ConfigError(
+                f"{path} was made with other settings of {', '.join(changed)}: restore them or start anew."
+            )
+        federation.load_state_dict(state["federation"])
+        records = [Record.from_json(line) for line in state["records"]]
+        console.print(f"Going on after epoch {federation.epoch}.")
+    elif path.exists():
+        raise ConfigError(f"{path} is there already: give --resume to go on from it, or another --out.")
+    for record in train_with_bar(federation, config.epochs, console, config.method.name, config.observe_every):
+        records.append(record)
+        text = [r.to_json() for r in records]
+        checkpoint.save(path, {"config": identity, "federation": federation.state_dict(), "records": text})
+        checkpoint.write_atomically(lines, "\n".join([*text, ""]).encode())
+    return records
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""A run as a file: TOML to frozen dataclasses. An unknown key is refused with the nearest known one."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from efvfl.compress import Compressor, lookup
+from efvfl.errors import ConfigError, nearest
+from efvfl.methods import Agreement, Method, cvfl, efvfl, svfl
+from efvfl.schedule import Ramp
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the rows come from."""
+
+    name: Literal["digits", "npz"] = "digits"
+    path: str = ""  # npz: the file, relative to this one
+    validation: float = 0.15
+    test: float = 0.15
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A local model: layers of the `mlp`, or your own torch module."""
+
+    name: str = "mlp"  # or 'package.module:attribute'
+    hidden: tuple[int, ...] = ()
+    width: int = 16  # size of the representation
+    activation: str = "relu"
+    last: str = "sigmoid"  # activation of the representation
+    options: dict[str, Any] = field(default_factory=dict)  # arguments of your own module
+
+
+@dataclass(frozen=True)
+class FusionConfig:
+    """How representations are combined, and the layers after that."""
+
+    combine: Literal["sum", "mean", "concat"] = "mean"
+    name: str = "mlp"  # or 'package.module:attribute'
+    hidden: tuple[int, ...] = ()
+    activation: str = "relu"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """What is compressed, and how."""
+
+    name: Literal["svfl", "cvfl", "efvfl"] = "efvfl"
+    compressor: dict[str, Any] = field(default_factory=lambda: {"name": "topk", "ratio": 0.1})
+    down: dict[str, Any] = field(default_factory=dict)  # compressor of cotangents (private labels); empty: none
+    fusion: dict[str, Any] = field(default_factory=dict)  # compressor of x0 (agreement.fusion = "compress")
+    start: Literal["compressed", "exact"] = "compressed"
+
+    def build(self) -> Method:
+        """Return the method."""
+        if self.name == "svfl":
+            return svfl()
+        compressor, down, fusion = (compressor_from(t) for t in (self.compressor, self.down, self.fusion))
+        if compressor is None:
+            raise ConfigError(
+                f"method.name = {self.name!r} needs a compressor, such as {{ name = 'topk', ratio = 0.1 }}."
+            )
+        if self.name == "cvfl":
+            return cvfl(compressor, down, fusion)
+        return efvfl(compressor, down, fusion, self.start)
+
+
+@dataclass(frozen=True)
+class PartyConfig:
+    """What is special about one party."""
+
+    name: str
+    model: ModelConfig | None = None  # in place of [model]
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One training run."""
+
+    seed: int = 0
+    epochs: int = 20
+    batch_size: int = 128  # 0: full batch
+    batch_order: Literal["shuffle", "independent"] = "shuffle"
+    loss: str = "cross_entropy"
+    threads: int = 0  # of torch; 0: as torch decides
+    observe_every: int = 1  # epochs between two records
+    label_holder: str = ""  # the party, if any, that sits next to the server
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    fusion: FusionConfig = field(default_factory=FusionConfig)
+    method: MethodConfig = field(default_factory=MethodConfig)
+    agreement: Agreement = field(default_factory=Agreement)
+    optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "SGD", "lr": 1.0})
+    party: tuple[PartyConfig, ...] = ()
+
+
+def load(path: Path) -> RunConfig:
+    """Read a run from a TOML file."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    return read(RunConfig, table, path.name)
+
+
+def read(cls: type[Made], table: dict[str, Any], where: str) -> Made:
+    """Make a dataclass from a table, with every key known and every type right."""
+    hints = get_type_hints(cls)
+    known = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type]
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"{where}: there is no key {key!r} here. {nearest(key, known)}")
+    for name, f in known.items():
+        if f.default is MISSING and f.default_factory is MISSING and name not in table:
+            raise ConfigError(f"{where}: the key {name!r} is missing.")
+    return cls(**{key: _value(hints[key], value, f"{where}: {key}") for key, value in table.items()})
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        if value in args:
+            return value
+        hint_text = nearest(str(value), [str(a) for a in args])
+        raise ConfigError(f"{where} = {value!r} came. {hint_text}")
+    if origin in (Union, UnionType):
+        if isinstance(value, dict):
+            return _value(next(a for a in args if is_dataclass(a)), value, where)
+        args = tuple(a for a in args if isinstance(a, type) and not is_dataclass(a))
+        if any(_fits(a, value) for a in args):
+            return value
+    elif is_dataclass(hint) and isinstance(value, dict):
+        return read(hint, value, where)  # type: ignore[arg-type]
+    elif origin is tuple and isinstance(value, list):
+        return tuple(_value(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    elif (origin is dict and isinstance(value, dict)) or (isinstance(hint, type) and _fits(hint, value)):
+        return value
+    raise ConfigError(f"{where} = {value!r} came, {_name(hint)} is expected.")
+
+
+def _fits(hint: type, value: Any) -> bool:
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+
+
+def _name(hint: Any) -> str:
+    if is_dataclass(hint) or get_origin(hint) is dict:
+        return "a table"
+    if get_origin(hint) is tuple:
+        return "a list"
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Ramp: "a ramp"}
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(_name(a) for a in get_args(hint))
+    return names.get(hint, str(hint))
+
+
+def compressor_from(table: dict[str, Any]) -> Compressor | None:
+    """Make a compressor from `{ name = ..., knobs }`; an empty table is none."""
+    if not table:
+        return None
+    knobs = dict(table)
+    name = knobs.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"a compressor needs a name, such as {{ name = 'topk', ratio = 0.1 }}, but {table} came.")
+    return read(lookup(name), knobs, f"compressor {name}")

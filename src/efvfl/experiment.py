@@ -1,0 +1,95 @@
+"""A run file becomes a federation: data, models, method and seeds put together."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from efvfl import models
+from efvfl.block import Optimizer
+from efvfl.build import federate
+from efvfl.config import FusionConfig, ModelConfig, RunConfig
+from efvfl.data import Dataset, digits, npz
+from efvfl.errors import ConfigError, nearest
+from efvfl.observe import Split
+from efvfl.rng import derive
+from efvfl.train import Federation
+
+
+def load_data(config: RunConfig, folder: Path) -> Dataset:
+    """Return the rows a run asks for; relative paths start at `folder`."""
+    shares = {"validation": config.data.validation, "test": config.data.test}
+    if config.data.name == "npz":
+        if not config.data.path:
+            raise ConfigError("data.name = 'npz' needs data.path, the file with `y` and one array for each party.")
+        return npz(folder / config.data.path, config.seed, **shares)
+    return digits(config.seed, **shares)
+
+
+def make_optimizer(table: dict[str, Any]) -> Optimizer:
+    """Make an optimiser from `{ name, lr, ..., scheduler = { name, ... } }`."""
+    options = dict(table)
+    scheduler = dict(options.pop("scheduler", {}))
+    if scheduler and "name" not in scheduler:
+        raise ConfigError("optimizer.scheduler needs a name, such as 'CosineAnnealingLR'.")
+    return Optimizer(options.pop("name", "SGD"), options, scheduler.pop("name", ""), scheduler)
+
+
+def _local_model(config: ModelConfig, split: Split, party: int) -> nn.Module:
+    if ":" in config.name:
+        return models.imported(config.name, config.options)
+    if config.name != "mlp":
+        raise ConfigError(f"there is no model {config.name!r}. Known: mlp, or your own as 'package.module:attribute'.")
+    inputs = split.features[party][0].numel()
+    return models.mlp(inputs, config.width, config.hidden, config.activation, config.last)
+
+
+def _head(config: FusionConfig, inputs: int, outputs: int) -> nn.Module:
+    if ":" in config.name:
+        return models.imported(config.name, config.options)
+    if config.name != "mlp":
+        raise ConfigError(f"there is no head {config.name!r}. Known: mlp, or your own as 'package.module:attribute'.")
+    return models.mlp(inputs, outputs, config.hidden, config.activation)
+
+
+def make_federation(config: RunConfig, data: Dataset) -> Federation:
+    """Build a run in one process. Every initial parameter and every random draw comes from its seed, by name."""
+    special = {party.name: party.model for party in config.party}
+    for name in special:
+        if name not in data.names:
+            raise ConfigError(f"[[party]] name = {name!r} is not in the data. {nearest(name, data.names)}")
+    chosen = [special.get(name) or config.model for name in data.names]
+    locals_ = [
+        models.seeded_model(derive(config.seed, "party", name, "init"), partial(_local_model, model, data.train, k))
+        for k, (name, model) in enumerate(zip(data.names, chosen, strict=True))
+    ]
+    outputs = 1 if config.loss in ("binary_cross_entropy", "mse", "huber") else data.classes
+    widths = [c.width for c in chosen]
+    inputs = sum(widths) if config.fusion.combine == "concat" else widths[0]
+    head = models.seeded_model(derive(config.seed, "server", "init"), partial(_head, config.fusion, inputs, outputs))
+
+    def rows(split: Split | None) -> tuple[dict[str, Any], Any] | None:
+        return None if split is None else (dict(zip(data.names, split.features, strict=True)), split.labels)
+
+    train = rows(data.train)
+    assert train is not None, "every data set has training rows"
+    return federate(
+        train[0],
+        train[1],
+        locals_,
+        head,
+        combine=config.fusion.combine,
+        loss=config.loss,
+        method=config.method.build(),
+        agreement=config.agreement,
+        optimizer=make_optimizer(config.optimizer),
+        batch_size=config.batch_size,
+        batch_order=config.batch_order,
+        seed=config.seed,
+        validation=rows(data.validation),
+        test=rows(data.test),
+        label_holder=config.label_holder,
+    )

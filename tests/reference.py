@@ -1,0 +1,98 @@
+"""The algorithms once more, as plainly as they can be written: no packets, no channels, no parties.
+
+This cannot share a bug with the library's step, except the compressor itself, which is tested on its own.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Compress = Callable[[Tensor], Tensor]
+
+
+def combine(parts: list[Tensor], how: str) -> Tensor:
+    if how == "concat":
+        return torch.cat(parts, dim=1)
+    total = torch.stack(parts).sum(0)
+    return total / len(parts) if how == "mean" else total
+
+
+def central_sgd(
+    x: list[Tensor], y: Tensor, models: list[nn.Module], head: nn.Module, how: str, batches: list[Tensor], lr: float
+) -> list[Tensor]:
+    """Train the whole network in one place; return the parameters of the head and the models."""
+    network = nn.ModuleList([head, *models])
+    optimizer = torch.optim.SGD(network.parameters(), lr=lr)
+    for rows in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(head(combine([m(v[rows]) for m, v in zip(models, x, strict=True)], how)), y[rows]).backward()
+        optimizer.step()
+    return [p.detach() for p in network.parameters()]
+
+
+def vertical(
+    x: list[Tensor],
+    y: Tensor,
+    models: list[nn.Module],
+    head: nn.Module,
+    how: str,
+    batches: list[Tensor],
+    lr: float,
+    *,
+    compress: Compress,
+    feedback: bool,
+    private: bool,
+    local_steps: int = 1,
+    all_rows: bool = False,
+) -> list[Tensor]:
+    """EF-VFL or CVFL, Algorithm 1 or 2, with Q local updates."""
+    parties = range(len(models))
+    width = models[0](x[0][:1]).shape[1]
+    g = [torch.zeros(len(y), width, dtype=x[0].dtype) for _ in parties]
+    everything = torch.arange(len(y))
+    for rows in batches:
+        reported = everything if all_rows else rows
+        for k in parties:
+            h = models[k](x[k][reported]).detach()
+            if feedback:
+                g[k][reported] += compress(h - g[k][reported])
+            else:
+                g[k][reported] = compress(h)
+        surrogates = [g[k][rows] for k in parties]
+        updates: list[tuple[nn.Module, list[Tensor]]] = []
+        for k in parties:
+            before = [p.detach().clone() for p in models[k].parameters()]
+            for _ in range(local_steps):
+                h = models[k](x[k][rows])
+                if private:
+                    leaves = [s.clone().requires_grad_() for s in surrogates]
+                    loss = F.cross_entropy(head(combine(leaves, how)), y[rows])
+                    (cotangent,) = torch.autograd.grad(loss, leaves[k])
+                    grads = torch.autograd.grad(h, list(models[k].parameters()), cotangent)
+                else:
+                    parts = [h if j == k else surrogates[j] for j in parties]
+                    loss = F.cross_entropy(head(combine(parts, how)), y[rows])
+                    grads = torch.autograd.grad(loss, list(models[k].parameters()))
+                _descend(models[k], grads, lr)
+            updates.append((models[k], [p.detach().clone() for p in models[k].parameters()]))
+            _assign(models[k], before)  # the other blocks must not see this update yet
+        for _ in range(local_steps):
+            loss = F.cross_entropy(head(combine(surrogates, how)), y[rows])
+            _descend(head, torch.autograd.grad(loss, list(head.parameters())), lr)
+        for model, values in updates:
+            _assign(model, values)
+    return [p.detach() for p in nn.ModuleList([head, *models]).parameters()]
+
+
+def _descend(module: nn.Module, grads: tuple[Tensor, ...], lr: float) -> None:
+    with torch.no_grad():
+        for p, grad in zip(module.parameters(), grads, strict=True):
+            p -= lr * grad
+
+
+def _assign(module: nn.Module, values: list[Tensor]) -> None:
+    with torch.no_grad():
+        for p, value in zip(module.parameters(), values, strict=True):
+            p.copy_(value)

@@ -1,0 +1,141 @@
+"""Saving at step t, loading in a new process and going on equals not stopping: same bytes, same model."""
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from problems import CLASSES, WIDTH, everything, problem, same
+from torch import nn
+
+from efvfl import QSGD, Agreement, Federation, Message, Method, Optimizer, TopK, cvfl, efvfl
+from efvfl import checkpoint as checkpoints
+from efvfl.errors import CheckpointError
+
+STEPS = 11
+CASES: dict[str, tuple[Method, Agreement]] = {
+    "private": (efvfl(TopK(0.2), down=QSGD(4)), Agreement()),
+    "private-direct": (cvfl(QSGD(4)), Agreement()),
+    "private-all-rows": (efvfl(TopK(0.2)), Agreement(reports="all")),
+    "private-exact-start": (efvfl(TopK(0.2), start="exact"), Agreement()),
+    "relay-send": (efvfl(QSGD(4)), Agreement(labels="shared", local_steps=2)),
+    "relay-replicate": (efvfl(TopK(0.2)), Agreement(labels="shared", fusion="replicate", digest_every=3)),
+    "aggregate-compress": (
+        efvfl(TopK(0.2), fusion=TopK(0.5)),
+        Agreement(labels="shared", downlink="aggregate", fusion="compress"),
+    ),
+    "direct-relay": (cvfl(TopK(0.2)), Agreement(labels="shared")),
+}
+
+
+def local(inputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.2), nn.Tanh())
+
+
+def federation(case: str) -> Federation:
+    """Everything that has a state: running statistics, dropout, momentum, a schedule."""
+    torch.manual_seed(4)
+    method, agreement = CASES[case]
+    return problem(
+        method,
+        torch.float32,
+        models=[local(n) for n in (5, 3, 4)],
+        head=nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, CLASSES)),
+        optimizer=Optimizer("Adam", {"lr": 0.02}, "MultiStepLR", {"milestones": [1, 2], "gamma": 0.5}),
+        agreement=agreement,
+        batch_size=16,
+        batch_order="independent" if "exact" in case else "shuffle",
+    )
+
+
+def fingerprint(run: Federation, start: int) -> str:
+    """Go on to the end; return a digest of every message on the way and of the final state of all."""
+    digest = hashlib.sha256()
+    ask = run.transport._ask  # type: ignore[attr-defined]
+
+    def listen(name: str, message: Message) -> Message:
+        reply: Message = ask(name, message)
+        digest.update(message.to_bytes() + reply.to_bytes())
+        return reply
+
+    run.transport._ask = listen  # type: ignore[attr-defined]
+    for step in range(start, STEPS):
+        digest.update(str(run.step(hold=step == STEPS - 1)).encode())
+    for tensor in everything(run):
+        digest.update(tensor.numpy().tobytes())
+    digest.update(str(sorted(run.ledger.bytes.items())).encode())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("stop", [1, 6])
+@pytest.mark.parametrize("case", CASES)
+def test_going_on_in_a_new_object_equals_not_stopping(case: str, stop: int, tmp_path: Path) -> None:
+    run = federation(case)
+    for _ in range(stop):
+        run.step()
+    checkpoints.save(tmp_path / "state", run.state_dict())
+    expected = fingerprint(run, stop)
+    resumed = federation(case)
+    resumed.load_state_dict(checkpoints.load(tmp_path / "state"))
+    assert fingerprint(resumed, stop) == expected
+    assert same(everything(run), everything(resumed))
+
+
+@pytest.mark.parametrize("case", ["private", "relay-replicate"])
+def test_going_on_in_a_new_process_equals_not_stopping(case: str, tmp_path: Path) -> None:
+    run = federation(case)
+    for _ in range(5):
+        run.step()
+    checkpoints.save(tmp_path / "state", run.state_dict())
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import torch; torch.set_num_threads(1)\n"
+        "from pathlib import Path\nimport test_resume as t\nfrom efvfl import checkpoint\n"
+        f"run = t.federation({case!r}); run.load_state_dict(checkpoint.load(Path({str(tmp_path / 'state')!r})))\n"
+        "print(t.fingerprint(run, 5))"
+    )
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert other.stdout.strip() == fingerprint(run, 5)
+
+
+def test_a_state_of_other_parties_is_refused() -> None:
+    saved = federation("private").state_dict()
+    saved["parties"] = {"alice": {}}
+    with pytest.raises(CheckpointError, match="alice"):
+        federation("private").load_state_dict(saved)
+
+
+def test_files_are_whole_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    state = {"a": torch.arange(3), "b": [1, (2.5, None), b"\x00\xff"], 7: {"nested": True}, "nan": float("inf")}
+    checkpoints.save(path, state)  # type: ignore[arg-type]
+    loaded = checkpoints.load(path)
+    assert torch.equal(loaded.pop("a"), torch.arange(3))
+    assert loaded == {k: v for k, v in state.items() if k != "a"}
+    whole = path.read_bytes()
+    for cut in (0, 7, 60, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(CheckpointError, match="cannot read the checkpoint"):
+            checkpoints.load(path)
+    with pytest.raises(CheckpointError, match="cannot be saved"):
+        checkpoints.save(path, {"a": object()})
+    with pytest.raises(CheckpointError, match="cannot read"):
+        checkpoints.load(tmp_path / "nothing")
+    assert [p.name for p in tmp_path.iterdir()] == ["state"]  # no half-written file is left
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state"
+    checkpoints.save(path, {"a": 1})
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(CheckpointError, match=r"No space left.*untouched"):
+        checkpoints.save(path, {"a": 2})
+    monkeypatch.undo()
+    assert checkpoints.load(path) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["state"]
