@@ -31,6 +31,8 @@ from efvfl.packet import FloatArray, Packet, Reader
 from efvfl.rng import derive, permutation, uniform
 from efvfl.schedule import Ramp
 
+Float = type[np.floating[Any]]
+
 # Knobs to try each compressor with: a new compressor needs a line here.
 VARIANTS: dict[str, tuple[Compressor, ...]] = {
     "identity": (Identity(),),
@@ -86,8 +88,6 @@ WRONG: dict[str, tuple[dict[str, Any], ...]] = {
     "cast": ({"to": "fp8"}, {"to": 16}),
     "topk_qsgd": ({"ratio": 0.0}, {"bits": 0}, {"bits": 17}, {"k": -1}, {"k": 0.5}, {"levels": "code"}),
 }
-Float = type[np.floating[Any]]
-
 RANDOM = {"randk", "qsgd", "topk_qsgd"}  # the map depends on the key; of the others it must not
 
 EVERY = [pytest.param(variant, id=repr(variant)) for name in REGISTRY for variant in VARIANTS.get(name, ())]
@@ -313,7 +313,7 @@ def test_alpha_is_a_share(compressor: Compressor) -> None:
 
 @pytest.mark.parametrize(("name", "knobs"), [(name, knobs) for name, wrong in WRONG.items() for knobs in wrong])
 def test_wrong_knobs_are_refused(name: str, knobs: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(knobs))}|{name}|qsgd"):
+    with pytest.raises(ConfigError, match=next(iter(knobs))):
         REGISTRY[name](**knobs)
 
 

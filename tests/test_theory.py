@@ -224,7 +224,7 @@ def test_the_gap_falls_linearly_at_the_sufficient_step_size(labels: Labels, run:
     assert gap[-1] < 1e-10
 
     values = gap + theory.lyapunov_constant(problem, step) * run.distortion
-    assert values[7] == theory.lyapunov(problem, step, float(gap[7]), float(run.distortion[7]))
+    assert float(values[7]) == pytest.approx(theory.lyapunov(problem, step, float(gap[7]), float(run.distortion[7])))
     for t in range(0, len(values), 250):
         assert values[t] <= theory.theorem2_bound(problem, step, t, float(values[0])) * SLACK
     rate = 1 - step.eta * problem.mu
@@ -246,7 +246,7 @@ def direct_gaps(compressor: TopK) -> Tensor:
 @pytest.mark.parametrize("labels", ["shared"], indirect=True)
 def test_direct_compression_stalls(labels: Labels, run: Trace) -> None:
     direct, feedback = direct_gaps(KEEP), REGRESSION.gap(run.x)
-    assert direct[0] == feedback[0]
+    assert float(direct[0]) == pytest.approx(float(feedback[0]))
     assert direct.min() > 1e4 * feedback[-1]
     assert direct[-1] > 0.9 * direct[STEPS // 2]  # it stays where it is
 
@@ -312,13 +312,17 @@ def test_a_mini_batch_run_ends_in_theorem2s_neighbourhood() -> None:
         # B of N rows without replacement: the mean's variance is (N - B) / (N - 1) times that of one row over B.
         spread = (shares - shares.mean(1, keepdim=True)).square().sum(2).mean(1)
         variances.append(spread * (samples - BATCH) / (samples - 1))
+        noise = (trace.updates - shares.mean(1))[-800:]
+        expected = float(variances[-1][-800:].mean()) / BATCH
+        assert float(squares(noise).mean()) == pytest.approx(expected, rel=0.2)
+        assert noise.mean(0).square().sum() < 0.02 * expected  # unbiased (Assumption 3)
         gaps.append(NOISY.gap(trace.x))
         distortions.append(trace.distortion)
     sigma2, gap, distortion = torch.stack(variances), torch.stack(gaps).mean(0), torch.stack(distortions).mean(0)
 
     whole = replace(problem, variance=float(sigma2.max()), batch=BATCH)
     last = replace(whole, variance=float(sigma2[:, -400:].max()))  # the theorem may start anywhere
-    assert gap[0] > 5 * theory.neighbourhood(whole)  # it starts outside
+    assert gap[0] > 4 * theory.neighbourhood(whole)  # it starts outside
     assert gap[-400:].mean() < theory.neighbourhood(last) < theory.neighbourhood(whole)
     assert gap[-400:].min() > 1e-6  # batches do make noise
     values = gap + theory.lyapunov_constant(whole, step) * distortion

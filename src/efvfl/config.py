@@ -155,11 +155,17 @@ def _fits(hint: type, value: Any) -> bool:
 
 
 def _name(hint: Any) -> str:
-    if is_dataclass(hint) or get_origin(hint) is dict:
+    if hint is not Ramp and (is_dataclass(hint) or get_origin(hint) is dict):
         return "a table"
     if get_origin(hint) is tuple:
         return "a list"
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Ramp: "a ramp"}
+    names = {
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        bool: "true or false",
+        Ramp: "a ramp { start, stop, steps }",
+    }
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(_name(a) for a in get_args(hint))
     return names.get(hint, str(hint))

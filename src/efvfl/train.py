@@ -108,10 +108,11 @@ class Federation:
             ends = done % per_epoch == 0
             observed = ends and (done // per_epoch % observe_every == 0 or done == epochs * per_epoch)
             self.step(hold=observed)
-            if observed:
-                yield self.record()
+            record = self.record() if observed else None
             if ends:
-                self._losses = []
+                self._losses = []  # before the record is handed out: a state saved now belongs to the next epoch
+            if record:
+                yield record
 
     def record(self) -> Record:
         """Measure where training stands."""

@@ -21,7 +21,7 @@ from efvfl.packet import Reader, number
 Positions = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
-_LARGEST_RICE = 40
+_LARGEST_RICE = 48  # a block has fewer than 2^48 entries (packet.py)
 
 
 @kernel

@@ -1,0 +1,96 @@
+"""The command line as people use it."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from efvfl.cli import main
+
+RUN = """
+epochs = 3
+batch_size = 200
+[optimizer]
+name = "SGD"
+lr = 2.0
+"""
+
+
+def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    started = time.monotonic()
+    assert main(["demo", "--out", str(tmp_path)]) == 0
+    assert time.monotonic() - started < 60  # a promise to people, generous by far
+    out = capsys.readouterr().out
+    picture = tmp_path / "demo.png"
+    assert str(picture) in out.replace("\n", "")
+    with Image.open(picture) as image:
+        assert image.size[0] > 1000
+    rows = {line.split("│")[1].strip(): line for line in out.splitlines() if line.startswith("│")}
+    assert set(rows) == {"SVFL", "CVFL", "EF-VFL"}
+    accuracy = {name: float(row.split("│")[2].split()[0]) for name, row in rows.items()}
+    saved = {name: float(row.split("│")[5].split()[0]) for name, row in rows.items()}
+    assert accuracy["EF-VFL"] > accuracy["SVFL"] - 2
+    assert accuracy["CVFL"] < accuracy["EF-VFL"] - 10
+    assert saved["SVFL"] == 1
+    assert saved["EF-VFL"] > 20
+
+
+def test_run_resume_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(RUN)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert main(["run", str(file), "--out", str(whole)]) == 0
+    assert main(["run", str(file), "--out", str(parts), "--epochs", "1"]) == 0
+    assert main(["run", str(file), "--out", str(parts), "--resume"]) == 0
+    assert "Going on after epoch 1." in capsys.readouterr().out
+
+    def records(folder: Path) -> list[dict[str, object]]:
+        lines = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+        return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+    assert records(whole) == records(parts)
+    assert len(records(whole)) == 3
+    assert {p.name for p in whole.iterdir()} == {"records.jsonl", "checkpoint.safetensors", "run.png"}
+    assert main(["run", str(file), "--out", str(whole)]) == 2
+    assert "give --resume to go on from it" in capsys.readouterr().err
+    assert main(["run", str(file), "--out", str(whole), "--resume", "--seed", "5"]) == 2
+    assert "was made with other settings of seed" in capsys.readouterr().err
+
+
+def test_mistakes_end_with_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("epoch = 3")
+    assert main(["run", str(file)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("efvfl: mine.toml: there is no key 'epoch' here. Did you mean 'epochs'?")
+    assert "Traceback" not in err
+    assert main(["run", str(tmp_path / "none.toml")]) == 2
+    assert main(["compressors", "--rows", "0"]) == 2
+    file.write_text(RUN + "[model]\n")
+    assert main(["run", str(file), "--epochs", "0", "--out", str(tmp_path / "o")]) == 2
+    assert "leaves nothing to train" in capsys.readouterr().err
+    file.write_text(RUN.replace("2.0", "1e38") + "[model]\nlast = 'identity'\n")
+    assert main(["run", str(file), "--out", str(tmp_path / "p")]) == 3
+    assert "lower the learning rate" in capsys.readouterr().err
+
+
+def test_compressors_table(capsys: pytest.CaptureFixture[str]) -> None:
+    from efvfl.compress import REGISTRY
+
+    assert main(["compressors"]) == 0
+    out = capsys.readouterr().out
+    for name in REGISTRY:
+        assert name in out
+    row = next(line for line in out.splitlines() if "bits=4" in line and line.startswith("│ qsgd"))
+    assert float(row.split("│")[4]) < 1.3 / 8
+
+
+def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("efvfl.demo.run_demo", stop)
+    assert main(["demo"]) == 130
+    assert "interrupted" in capsys.readouterr().err

@@ -1,0 +1,194 @@
+"""A run is a file: every key known, every type right, every mistake answered."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from efvfl import QSGD, Optimizer, Ramp, TopK
+from efvfl.config import RunConfig, compressor_from, load, read
+from efvfl.errors import ConfigError
+from efvfl.experiment import load_data, make_federation, make_optimizer
+
+FULL = """
+seed = 3
+epochs = 2
+batch_size = 64
+loss = "cross_entropy"
+label_holder = "top-left"
+
+[data]
+name = "digits"
+validation = 0.2
+test = 0.1
+
+[model]
+hidden = [8]
+width = 6
+last = "tanh"
+
+[fusion]
+combine = "concat"
+hidden = [12]
+
+[method]
+name = "efvfl"
+compressor = { name = "topk", ratio = { start = 0.1, stop = 0.5, steps = 10 } }
+down = { name = "qsgd", bits = 4, levels = "text" }
+start = "exact"
+
+[agreement]
+labels = "private"
+
+[optimizer]
+name = "AdamW"
+lr = 0.01
+scheduler = { name = "StepLR", step_size = 1, gamma = 0.5 }
+
+[[party]]
+name = "bottom-right"
+model = { width = 3 }
+"""
+
+
+def test_a_whole_file_becomes_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(FULL)
+    config = load(path)
+    federation = make_federation(config, load_data(config, tmp_path))
+    assert federation.parties["top-left"].up.compressor.name == "identity"  # sits next to the server
+    up = federation.parties["bottom-right"].up
+    assert up.width == (3,)
+    assert up.compressor == TopK(Ramp(0.1, 0.5, 10))
+    assert federation.parties["top-right"].guide.channel.compressor == QSGD(4, "text")  # type: ignore[attr-defined]
+    assert federation.fusion.head[1].in_features == 6 * 3 + 3  # type: ignore[index, union-attr]
+    records = list(federation.train(config.epochs))
+    assert [r.epoch for r in records] == [1, 2]
+    assert set(records[-1].test) == {"loss", "accuracy"}
+
+
+def test_the_same_file_gives_the_same_run_and_another_seed_another() -> None:
+    def final(seed: int) -> torch.Tensor:
+        config = RunConfig(seed=seed, epochs=1)
+        federation = make_federation(config, load_data(config, Path()))
+        torch.rand(7)  # nothing may depend on what ran before
+        list(federation.train(1))
+        return federation.server.block.vector()
+
+    assert torch.equal(final(1), final(1))
+    assert not torch.equal(final(1), final(2))
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("epoch = 3", r"there is no key 'epoch' here\. Did you mean 'epochs'\?"),
+        ("[methd]", r"Did you mean 'method'\?"),
+        ("[agreement]\nlabel = 'private'", r"agreement: there is no key 'label' here\. Did you mean 'labels'\?"),
+        ("[agreement]\nlabels = 'hidden'", r"labels = 'hidden' came.*Known: private, shared"),
+        ("epochs = 'many'", "epochs = 'many' came, a whole number is expected"),
+        ("epochs = true", "a whole number is expected"),
+        ("epochs = 1.5", "a whole number is expected"),
+        ("model = 3", "model = 3 came, a table is expected"),
+        ("[model]\nhidden = 3", "hidden = 3 came, a list is expected"),
+        ("[model]\nhidden = ['a']", r"hidden\[0\] = 'a' came, a whole number"),
+        ("[[party]]\nmodel = {}", "key 'name' is missing"),
+        ("epochs = ", "is not TOML"),
+    ],
+)
+def test_mistakes_are_answered(text: str, error: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=error):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[method]\ncompressor = { name = 'topkk' }", r"no compressor 'topkk'\. Did you mean 'topk'\?"),
+        ("[method]\ncompressor = { name = 'topk', rate = 1 }", r"no key 'rate' here\. Did you mean 'ratio'\?"),
+        ("[method]\ncompressor = { name = 'topk', ratio = 2.0 }", "ratio must be above 0 and at most 1"),
+        (
+            "[method]\ncompressor = { name = 'topk', ratio = 'x' }",
+            "a number or a ramp { start, stop, steps } is expected",
+        ),
+        ("[method]\ncompressor = {}", "needs a compressor"),
+        ("[method]\ncompressor = { ratio = 0.1 }", "a compressor needs a name"),
+        ("[agreement]\nlocal_steps = 2", "needs labels = 'shared'"),
+        ("[optimizer]\nname = 'SDG'\nlr = 1.0", r"no optimiser 'SDG'\. Did you mean 'SGD'\?"),
+        ("[optimizer]\nname = 'SGD'\nlearning = 1.0", "does not take"),
+        ("[optimizer]\nname = 'LBFGS'", "choose another optimiser"),
+        ("[optimizer]\nlr = 1.0\nscheduler = { name = 'StepLr', step_size = 1 }", r"Did you mean 'StepLR'\?"),
+        ("[optimizer]\nlr = 1.0\nscheduler = { name = 'ReduceLROnPlateau' }", "needs a loss that parties do not have"),
+        ("[optimizer]\nlr = 1.0\nscheduler = { step_size = 1 }", "scheduler needs a name"),
+        ("[optimizer]\nlr = 1.0\nscheduler = { name = 'StepLR', size = 1 }", "does not take"),
+        ("loss = 'cross_entropi'", r"Did you mean 'cross_entropy'\?"),
+        ("label_holder = 'bank'", "is not a party"),
+        ("[[party]]\nname = 'top-lef'", r"Did you mean 'top-left'\?"),
+        ("[model]\nname = 'resnet'", "no model 'resnet'"),
+        ("[model]\nname = 'nowhere:net'", "cannot make the model 'nowhere:net'"),
+        ("[model]\nname = 'collections:Counter'", "a torch.nn.Module is expected"),
+        ("[model]\nlast = 'reluu'", r"Did you mean 'relu'\?"),
+        ("[[party]]\nname = 'top-left'\nmodel = { width = 3 }", "needs equal widths"),
+        ("[data]\nvalidation = 0.6\ntest = 0.6", "leave no rows"),
+        ("[data]\nname = 'npz'", "needs data.path"),
+        ("[data]\nname = 'npz'\npath = 'missing.npz'", "cannot read"),
+    ],
+)
+def test_mistakes_that_show_when_the_run_is_built(text: str, error: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+
+    def build() -> None:
+        config = load(path)
+        make_federation(config, load_data(config, tmp_path))
+
+    with pytest.raises(ConfigError, match=error):
+        build()
+
+
+def test_your_own_model_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("import torch\ndef net(size): return torch.nn.Linear(16, size)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "run.toml"
+    path.write_text("epochs = 1\n[model]\nname = 'mine:net'\nwidth = 5\noptions = { size = 5 }\n")
+    config = load(path)
+    federation = make_federation(config, load_data(config, tmp_path))
+    assert federation.parties["top-left"].up.width == (5,)
+
+
+def test_your_own_arrays(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    x = {name: draw.standard_normal((80, n)) for name, n in (("bank", 3), ("telco", 5))}
+    target = x["bank"][:, 0] + x["telco"][:, 1]
+    np.savez(tmp_path / "table.npz", **x, y=target)
+    path = tmp_path / "run.toml"
+    path.write_text("loss = 'mse'\n[data]\nname = 'npz'\npath = 'table.npz'\ntest = 0.2\n[optimizer]\nlr = 0.1\n")
+    config = load(path)
+    federation = make_federation(config, load_data(config, tmp_path))
+    assert list(federation.parties) == ["bank", "telco"]
+    *_, last = federation.train(60)
+    assert last.test["r2"] > 0.2
+    np.savez(tmp_path / "table.npz", **x, y=(target > 0).astype(int))
+    path.write_text("[data]\nname = 'npz'\npath = 'table.npz'\nvalidation = 0.0\n")
+    config = load(path)
+    data = load_data(config, tmp_path)
+    assert data.classes == 2
+    assert data.validation is None
+    np.savez(tmp_path / "table.npz", **x)
+    with pytest.raises(ConfigError, match="'y' and one array for each party"):
+        load_data(config, tmp_path)
+    np.savez(tmp_path / "table.npz", bank=x["bank"][:70], telco=x["telco"], y=target)
+    with pytest.raises(ConfigError, match="'bank' holds 70 rows, but there are 80 labels"):
+        load_data(config, tmp_path)
+    np.savez(tmp_path / "table.npz", bank=x["bank"][:, 0], y=target)
+    with pytest.raises(ConfigError, match="rows of numbers needed"):
+        load_data(config, tmp_path)
+
+
+def test_small_readers() -> None:
+    assert compressor_from({}) is None
+    assert make_optimizer({"lr": 0.5}) == Optimizer("SGD", {"lr": 0.5})
+    assert read(Ramp, {"start": 1, "stop": 2, "steps": 3}, "ramp").at(3) == 2

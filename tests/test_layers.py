@@ -1,0 +1,121 @@
+"""Imports point one way, and the network-facing half never needs torch."""
+
+import ast
+from pathlib import Path
+
+import efvfl
+
+SOURCE = Path(efvfl.__file__).parent
+
+# Each module and the modules of ours it may import; a package stands for all its modules.
+LAYERS: dict[str, set[str]] = {
+    "errors": set(),
+    "_jit": set(),
+    "schedule": {"errors"},
+    "packet": {"errors"},
+    "rng": {"_jit"},
+    "compress": {"_jit", "errors", "packet", "rng", "schedule"},
+    "batches": {"errors", "rng"},
+    "memory": {"batches", "errors"},
+    "channel": {"batches", "compress", "errors", "memory", "packet", "rng"},
+    "losses": {"errors"},
+    "block": {"errors"},
+    "fusion": {"errors", "losses", "rng"},
+    "replica": {"batches", "block", "channel", "compress", "errors", "packet"},
+    "private": {"batches", "channel", "errors", "fusion", "packet"},
+    "shared": {"batches", "channel", "errors", "fusion", "losses", "packet", "replica"},
+    "party": {"batches", "block", "channel", "errors", "packet", "rng"},
+    "server": {"batches", "block", "channel", "errors", "fusion", "losses", "packet"},
+    "methods": {"compress", "errors", "memory"},
+    "ledger": {"packet"},
+    "transport": {"errors", "ledger", "packet"},
+    "checkpoint": {"errors"},
+    "observe": {"batches", "channel", "compress", "fusion", "losses", "memory", "rng"},
+    "train": {"batches", "errors", "fusion", "ledger", "observe", "packet", "party", "server", "transport"},
+    "build": {
+        "batches",
+        "block",
+        "channel",
+        "errors",
+        "fusion",
+        "ledger",
+        "losses",
+        "memory",
+        "methods",
+        "observe",
+        "party",
+        "private",
+        "replica",
+        "rng",
+        "server",
+        "shared",
+        "train",
+        "transport",
+    },
+    "theory": {"errors", "methods"},
+    "data": {"errors", "observe", "rng"},
+    "models": {"errors", "rng"},
+    "config": {"compress", "errors", "methods", "schedule"},
+    "experiment": {"block", "build", "config", "data", "errors", "models", "observe", "rng", "train"},
+    "plot": {"checkpoint", "train"},
+    "screen": {"compress", "train"},
+    "demo": {"config", "data", "experiment", "plot", "screen", "train"},
+    "cli": {"checkpoint", "config", "demo", "errors", "experiment", "plot", "screen", "train"},
+    "__main__": {"cli"},
+}
+WITHOUT_TORCH = {"errors", "packet", "schedule", "ledger", "transport"}
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name} imports relatively"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names if node.module == "efvfl" else {str(node.module)}
+    return found
+
+
+def modules() -> dict[str, list[Path]]:
+    files: dict[str, list[Path]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if name != "__init__":
+            files.setdefault(name, []).append(path)
+    return files
+
+
+def test_every_module_has_its_place() -> None:
+    assert set(modules()) == set(LAYERS)
+
+
+def test_no_import_points_up() -> None:
+    for name, paths in modules().items():
+        for path in paths:
+            ours = {module.split(".")[1] for module in imports(path) if module.startswith("efvfl.")} - {name}
+            assert ours <= LAYERS[name], f"{path.name} may not import {sorted(ours - LAYERS[name])}"
+
+
+def test_there_is_no_circle() -> None:
+    done: set[str] = set()
+    while len(done) < len(LAYERS):
+        ready = {name for name, below in LAYERS.items() if name not in done and below <= done}
+        assert ready, f"a circle among {sorted(set(LAYERS) - done)}"
+        done |= ready
+
+
+def test_what_faces_the_network_does_not_import_torch() -> None:
+    for name in WITHOUT_TORCH:
+        for path in modules()[name]:
+            assert not any(module.split(".")[0] == "torch" for module in imports(path)), f"{path.name} imports torch"
+
+
+def test_public_names_are_sorted_and_real() -> None:
+    upper = [name for name in efvfl.__all__ if name.isupper()]
+    camel = [name for name in efvfl.__all__ if name[0].isupper() and not name.isupper()]
+    lower = [name for name in efvfl.__all__ if name[0].islower()]
+    assert efvfl.__all__ == sorted(upper) + sorted(camel) + sorted(lower)
+    for name in efvfl.__all__:
+        assert getattr(efvfl, name) is not None

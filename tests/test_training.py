@@ -1,0 +1,179 @@
+"""What training yields: records, the ledger, predictions."""
+
+import math
+
+import pytest
+import torch
+from problems import classes, columns, head, local_models, problem
+from torch import nn
+
+from efvfl import Agreement, Optimizer, Record, TopK, cvfl, efvfl, federate, svfl
+from efvfl.ledger import Ledger
+from efvfl.losses import LOSSES, lookup
+from efvfl.observe import Split, evaluate, gradient, squared_norm
+from efvfl.packet import Kind, Message
+
+
+def test_a_record_holds_what_the_paper_plots() -> None:
+    x = columns()
+    y = classes(x)
+    federation = problem(efvfl(TopK(0.1)), batch_size=16, validation=(x, y), test=([v[:7] for v in x], y[:7]))
+    records = list(federation.train(3))
+    assert [r.epoch for r in records] == [1, 2, 3]
+    assert [r.step for r in records] == [4, 8, 12]
+    last = records[-1]
+    models, fusion = local_models(), federation.fusion
+    for fresh, trained in zip(models, federation.models, strict=True):
+        fresh.load_state_dict(trained.state_dict())
+    mean = torch.stack([m(v) for m, v in zip(models, x, strict=True)]).mean(0)
+    loss = nn.functional.cross_entropy(fusion.head(mean), y)
+    assert last.train["loss"] == pytest.approx(loss.item())
+    assert last.validation == last.train  # the same rows were given
+    parameters = [*fusion.parameters(), *(p for m in models for p in m.parameters())]
+    norm = sum(float(g.square().sum()) for g in torch.autograd.grad(loss, parameters))
+    assert last.gradient == pytest.approx(norm, rel=1e-9)
+    assert last.distortion > 0
+    assert last.paper_bits == sum(32 * int(0.1 * 4 * b) for b in (16, 16, 16, 12)) * 3 * 3
+    assert last.bytes_up == federation.ledger.total("up") > last.paper_bits / 8  # indices and headers are real
+    assert 0 < last.seconds < 60
+    again = Record.from_json(last.to_json())
+    assert again == last
+
+
+def test_observing_changes_nothing() -> None:
+    watched, left_alone = (problem(efvfl(TopK(0.1)), batch_size=16) for _ in range(2))
+    many = list(watched.train(4))
+    few = list(left_alone.train(4, observe_every=4))
+    assert len(few) == 1
+    assert few[-1].train == many[-1].train
+    assert few[-1].distortion == many[-1].distortion
+    assert few[-1].surrogate_loss == many[-1].surrogate_loss
+    reports = [sum(n for (_, _, kind), n in f.ledger.bytes.items() if kind == "report") for f in (watched, left_alone)]
+    assert reports[0] == reports[1]
+
+
+def test_training_goes_on_from_where_it_stands() -> None:
+    whole, pieces = (problem(efvfl(TopK(0.1)), batch_size=16) for _ in range(2))
+    expected = list(whole.train(4))
+    pieces.step()  # in the middle of an epoch
+    records = [*pieces.train(2), *pieces.train(4)]
+    assert [r.train for r in records] == [r.train for r in expected]
+    assert [r.surrogate_loss for r in records] == [r.surrogate_loss for r in expected]
+
+
+def test_the_distortion_of_the_next_report_is_what_the_next_report_leaves() -> None:
+    for options in ({}, {"batch_size": 16}, {"agreement": Agreement(reports="all"), "batch_size": 16}):
+        for start in ("compressed", "exact"):
+            federation = problem(efvfl(TopK(0.3), start=start), **options)  # type: ignore[arg-type]
+            federation.step(hold=True)
+            foretold = federation.distortion()
+            federation._replies = federation.transport.exchange(federation.server.begin())
+            assert federation.distortion() == pytest.approx(foretold, rel=1e-12, abs=1e-20)
+
+
+def test_direct_compression_is_measured_on_what_it_would_send() -> None:
+    assert problem(svfl()).distortion() == 0
+    assert problem(cvfl(TopK(0.5))).distortion() > problem(cvfl(TopK(0.9))).distortion() > 0
+
+
+def test_the_ledger_counts_every_byte_once() -> None:
+    for agreement in (Agreement(), Agreement(labels="shared"), Agreement(labels="shared", fusion="replicate")):
+        federation = problem(efvfl(TopK(0.2)), agreement=agreement, batch_size=16)
+        heard = 0
+        exchange = federation.transport.exchange
+
+        def listen(messages: dict[str, Message]) -> dict[str, Message]:
+            nonlocal heard
+            replies = exchange(messages)  # noqa: B023
+            heard += sum(len(m.to_bytes()) for m in (*messages.values(), *replies.values()))
+            return replies
+
+        federation.transport.exchange = listen  # type: ignore[method-assign, assignment]
+        list(federation.train(2))
+        assert federation.ledger.total("up") + federation.ledger.total("down") == heard
+        table = federation.ledger.table()
+        assert sum(n for parties in table.values() for kinds in parties.values() for n in kinds.values()) == heard
+
+
+def test_a_ledger_can_be_saved() -> None:
+    ledger = Ledger()
+    ledger.record("down", "bank", Message(Kind.BEGIN, 3))
+    other = Ledger()
+    other.load_state_dict(ledger.state_dict())
+    assert other.table() == {"down": {"bank": {"begin": len(Message(Kind.BEGIN, 3).to_bytes())}}}
+    assert other.total("down", "bank") == other.total("down") == 6
+    assert other.total("down", "telco") == 0
+
+
+def test_prediction_is_the_joined_network() -> None:
+    federation = problem(efvfl(TopK(0.2)), batch_size=16)
+    list(federation.train(1))
+    x = columns(seed=9)
+    with torch.no_grad():
+        mean = torch.stack([m(v) for m, v in zip(federation.models, x, strict=True)]).mean(0)
+        assert torch.allclose(federation.predict(x), federation.fusion.head(mean))
+
+
+def test_large_sets_are_observed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = columns()
+    y, models, fusion = classes(x), local_models(), problem().fusion
+    split, loss = Split(x, y), LOSSES["cross_entropy"]
+    whole = squared_norm(gradient(models, fusion, split, loss)), evaluate(models, fusion, split, loss)
+    monkeypatch.setattr("efvfl.observe.CHUNK", 7)
+    parts = squared_norm(gradient(models, fusion, split, loss)), evaluate(models, fusion, split, loss)
+    assert parts[0] == pytest.approx(whole[0], rel=1e-12)
+    assert parts[1] == pytest.approx(whole[1], rel=1e-12)
+
+
+def test_metrics() -> None:
+    assert lookup("cross_entropy").metric(torch.eye(3), torch.tensor([0, 1, 1])) == pytest.approx(2 / 3)
+    assert lookup("binary_cross_entropy").metric(torch.tensor([[-1.0], [2.0]]), torch.tensor([0, 0])) == 0.5
+    target = torch.tensor([1.0, 2.0, 3.0])
+    assert lookup("mse").metric(target[:, None], target) == pytest.approx(1)
+    assert lookup("mse").metric(torch.full((3, 1), 2.0), target) == pytest.approx(0)
+    own = LOSSES["mse"]
+    assert lookup(own) is own
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"models": local_models()[:2]}, "3 parties need 3 local models, but 2 came"),
+        ({"labels": torch.zeros(59, dtype=torch.int64)}, "'party1' holds 60 training rows, but there are 59 labels"),
+        ({"label_holder": "bank"}, "'bank' is not a party"),
+        ({"models": [nn.Flatten(0).double()] * 3}, r"turns one row into shape \(5,\)"),
+        ({"test": ({"a": columns()[0]}, torch.zeros(60))}, "the test rows are of parties"),
+        ({"batch_size": -1}, "at least one sample"),
+        ({"batch_order": "sorted"}, "'shuffle' or 'independent'"),
+        ({"combine": "max"}, "'sum', 'mean' or 'concat'"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(options: dict[str, object], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        problem(**options)  # type: ignore[arg-type]
+
+
+def test_a_compression_that_vanishes_lets_direct_compression_converge_better() -> None:
+    from efvfl import Ramp
+
+    def end(ratio: float | Ramp) -> float:
+        federation = problem(cvfl(TopK(ratio)), agreement=Agreement(labels="shared"))
+        *_, last = federation.train(300, observe_every=300)
+        return last.gradient
+
+    assert end(Ramp(0.1, 1.0, 200)) < end(0.1) / 10
+
+
+def test_a_diverged_run_says_so() -> None:
+    x = columns()
+    federation = federate(x, classes(x), local_models(), head(), optimizer=Optimizer("SGD", {"lr": 1e200}))
+    with pytest.raises(ValueError, match=r"only finite numbers can be sent.*lower the learning rate"):
+        for _ in federation.train(5):
+            pass
+
+
+def test_epochs_of_unequal_batches() -> None:
+    federation = problem(svfl(), batch_size=25)
+    *_, last = federation.train(2)
+    assert last.step == 6
+    assert not math.isnan(last.surrogate_loss)
