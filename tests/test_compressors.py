@@ -571,7 +571,7 @@ def test_cast_stays_within_its_rounding(dtype: Float, to: Any, unit: float, tiny
 def test_cast_rounds_as_torch_does(to: Any, half: torch.dtype, scale: float) -> None:
     block = gaussian((300, 20))
     block[np.abs(block) < 2.0**-10] = 0.5  # where fp16 itself would be subnormal, ours, which is scaled, is finer
-    block[0, :4] = (1 + 2.0**-9, 1 + 3 * 2.0**-9, 1 + 2.0**-12, -(1 + 3 * 2.0**-12))  # ties go to even
+    block[0, :4] = (1 + 2.0**-8, -(1 + 3 * 2.0**-8), 1 + 2.0**-11, -(1 + 3 * 2.0**-11))  # ties go to even
     expected = torch.from_numpy(block).to(half).float().numpy()
     image = compressed(Cast(to), block * np.float32(scale))
     assert np.array_equal(image, expected * np.float32(scale))

@@ -539,6 +539,7 @@ NEGATIVE_ZERO = np.float32(-0.0).tobytes()
         (QSGD, 2, b"\x01" + ONE + b"\x11\x00", "symbols with 17 low bits came, at most 16 are expected"),
         (QSGD, 8, b"\x07" + ONE + b"\x01\x00\x00", "1 low bits were set aside, 0 are expected: not canonical"),
         (QSGD, 2, b"\x01" + ONE + b"\x00\x02\x02\x00\x00", "symbol 2 came, at most 1 is expected"),
+        (QSGD, 1, b"\x04" + ONE + b"\x01\x01\x01\x01\x00", "symbol 5 came, at most 4 is expected"),
         (QSGD, 2, b"\x01" + ONE + b"\x00\x01\x00\x01\x00\x00", "symbols came in layers where a fixed width is shorter"),
         (QSGD, 2, b"\x01" + ONE + b"\x00\x02\x00\x04", "padding bits after signs are not zero"),
         (Sign, 3, NAN, "a value in a packet is not finite"),

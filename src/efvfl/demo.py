@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from efvfl.config import FusionConfig, MethodConfig, RunConfig
@@ -23,6 +24,7 @@ def run_demo(out: Path, console: Console, seed: int = 0) -> dict[str, list[Recor
         "[bold]Four parties[/] hold one quadrant each of 8x8 handwritten digits; a server holds the labels and keeps "
         "them [bold]private[/].\nCVFL and EF-VFL send 4-bit quantised blocks in both directions; SVFL sends float32.\n"
     )
+    torch.set_num_threads(1)  # the blocks are small: a second thread would only wait for the first
     data = digits(seed)
     runs: dict[str, list[Record]] = {}
     for title, name in (("SVFL", "svfl"), ("CVFL", "cvfl"), ("EF-VFL", "efvfl")):

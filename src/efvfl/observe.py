@@ -96,16 +96,16 @@ def distortion(channel: Channel, h: Tensor, rows: Rows | None, step: int) -> flo
     memory is measured on C(h) of all rows.
     """
     residual = channel.memory.residual(ALL, h)
+    before = residual
     if isinstance(channel.memory, ErrorFeedback):
         if rows is None:
             return squared_norm([residual])
-        new = channel.memory.first_visits(ALL)
-        if new is not None:
-            residual = residual.clone()
-            residual[rows] = residual[rows].masked_fill(take(new, rows)[:, None], 0.0)
+        new = channel.memory.first_visits(rows)
         before = take(residual, rows)
-    else:
-        before = residual
+        if new is not None:  # rows that go out exactly: no error is left, and they are not compressed with the others
+            residual = residual.clone()
+            residual[torch.arange(len(h))[rows][new]] = 0
+            before = before[~new]
     key = at_step(channel.key, step)
     after = torch.from_numpy(decode(channel.compressor.at(step).encode(before.numpy(), key), before.numel()))
     return squared_norm([residual]) - squared_norm([before]) + squared_norm([after - before])
