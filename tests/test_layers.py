@@ -53,7 +53,7 @@ LAYERS: dict[str, set[str]] = {
         "transport",
     },
     "theory": {"errors", "methods"},
-    "data": {"errors", "observe", "rng"},
+    "data": {"_jit", "batches", "checkpoint", "errors", "observe", "rng"},
     "models": {"errors", "rng"},
     "config": {"compress", "errors", "methods", "schedule"},
     "experiment": {"block", "build", "config", "data", "errors", "models", "observe", "rng", "train"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,21 @@ ALL: slice = slice(None)
 def take(values: Tensor, rows: Rows) -> Tensor:
     """Return these rows: a view for a slice, a copy otherwise."""
     return values[rows] if isinstance(rows, slice) else values.index_select(0, rows)
+
+
+class Source(Protocol):
+    """Columns that are made when they are asked for, such as augmented images: a pure function of rows and step."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    def batch(self, rows: Rows, step: int) -> Tensor:
+        """Return these rows as they are at this step."""
+
+
+def columns_of(features: Tensor | Source, rows: Rows, step: int) -> Tensor:
+    """Return the columns a local model works on at a step."""
+    return take(features, rows) if isinstance(features, Tensor) else features.batch(rows, step)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from efvfl import losses, memory
-from efvfl.batches import Batches
+from efvfl.batches import Batches, Source
 from efvfl.block import Block, Optimizer
 from efvfl.channel import Channel
 from efvfl.errors import ConfigError
@@ -121,7 +121,7 @@ def make_party(
     plan: Plan,
     name: str,
     model: nn.Module,
-    features: Tensor,
+    features: Tensor | Source,
     private_seed: int,
     fusion: Fusion | None = None,
     labels: Tensor | None = None,
@@ -199,6 +199,7 @@ def federate(
     validation: tuple[Columns, Tensor] | None = None,
     test: tuple[Columns, Tensor] | None = None,
     label_holder: str = "",
+    sources: Sequence[Source] | None = None,
     wire: bool = False,
 ) -> Federation:
     """Make a federation in one process, ready to train.
@@ -209,6 +210,7 @@ def federate(
     - `method`: `svfl()`, `cvfl(...)` or `efvfl(...)`; `agreement`: label mode and protocol choices.
     - `batch_size`: 0 means full batch.
     - `label_holder`: the party, if any, that sits next to the server.
+    - `sources`: what parties train on in place of `features`, such as augmented images; records use `features`.
     - `wire`: send every message through its bytes, which changes nothing but time.
 
     All randomness comes from `seed`, by name. The models are trained in place.
@@ -223,6 +225,8 @@ def federate(
     for name, split in (("validation", validation), ("test", test)):
         if split is not None:
             splits[name] = _split(split[0], split[1], names, name)
+    if sources and [len(source) for source in sources] != [len(labels)] * len(names):
+        raise ConfigError(f"{len(names)} sources of {len(labels):,} rows are needed, one for each party.")
     agreement = agreement or Agreement()
     fusion = Fusion(head, combine)
     if agreement.labels == "shared" and agreement.downlink == "aggregate" and not fusion.additive:
@@ -251,12 +255,12 @@ def federate(
             plan,
             name,
             model,
-            x,
+            sources[k] if sources else x,
             derive(seed, "party", name),
             copy.deepcopy(fusion) if shared else None,
             labels if shared else None,
         )
-        for model, (name, x) in zip(models, named.items(), strict=True)
+        for k, (model, (name, x)) in enumerate(zip(models, named.items(), strict=True))
     }
     server = make_server(plan, fusion, labels, derive(seed, "server"))
     ledger = Ledger()

@@ -4,6 +4,7 @@
 EfvflError
 ├── ConfigError        a setting that cannot work: unknown key, wrong type, methods that do not fit together
 ├── CompressionError   a block that no compressor may send: NaN, infinity, wrong dtype
+├── DataError          a data set that is missing, cut short or not what it should be
 ├── WireError          bytes that are not a packet or a message of ours
 ├── ProtocolError      a well-formed message that does not belong here: wrong kind, step or shape
 └── CheckpointError    a saved state that cannot be read or does not fit
@@ -28,6 +29,10 @@ class ConfigError(EfvflError, ValueError):
 
 class CompressionError(EfvflError, ValueError):
     """A block that no compressor may send."""
+
+
+class DataError(EfvflError):
+    """A data set that is missing, cut short or not what it should be."""
 
 
 class WireError(EfvflError, ValueError):

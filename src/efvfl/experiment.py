@@ -92,4 +92,5 @@ def make_federation(config: RunConfig, data: Dataset) -> Federation:
         validation=rows(data.validation),
         test=rows(data.test),
         label_holder=config.label_holder,
+        sources=data.sources,
     )

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from efvfl.batches import ALL, Batches, Rows, take
+from efvfl.batches import ALL, Batches, Rows, Source, columns_of, take
 from efvfl.block import Block
 from efvfl.channel import Channel, Packets
 from efvfl.errors import ProtocolError
@@ -60,7 +60,7 @@ class Party:
         name: str,
         number: int,
         block: Block,
-        features: Tensor,
+        features: Tensor | Source,
         batches: Batches,
         up: Channel,
         guide: Guide,
@@ -103,7 +103,7 @@ class Party:
 
     def _forward(self, rows: Rows, step: int, turn: int) -> Tensor:
         with seeded(derive(self.key, step, turn)):
-            h: Tensor = self.block.module(take(self.features, rows))
+            h: Tensor = self.block.module(columns_of(self.features, rows, step))
         return h
 
     def _make_report(self) -> Message:
@@ -168,7 +168,7 @@ class Party:
         rows = self.batches.rows(self.step)
         reported = ALL if self.reports_all else rows
         with seeded(derive(self.key, self.step, 0)):
-            h = self.block.forward_aside(take(self.features, reported))
+            h = self.block.forward_aside(columns_of(self.features, reported, self.step))
         self._keep(rows, h, self.up.last(reported, self._reply.packets[self.number], len(h)))
 
     @property

@@ -137,9 +137,9 @@ class Federation:
     def distortion(self) -> float:
         """Return D at the parties' current parameters, after their report on the current step."""
         total = 0.0
-        for party in self.parties.values():
+        for party, features in zip(self.parties.values(), self.splits["train"].features, strict=True):
             rows = None if party.reporting else ALL if party.reports_all else party.batches.rows(party.step)
-            h = observe.represent(party.block.module, party.features)
+            h = observe.represent(party.block.module, features)
             total += observe.distortion(party.up, h, rows, party.step)
         return total
 

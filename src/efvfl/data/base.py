@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from efvfl.batches import Source
 from efvfl.errors import ConfigError
 from efvfl.observe import Split
 from efvfl.rng import derive, permutation
@@ -21,6 +22,7 @@ class Dataset:
     validation: Split | None
     test: Split | None
     classes: int  # outputs the network needs: classes, or 1 for regression and binary labels
+    sources: list[Source] | None = None  # what parties train on in place of the training rows: augmented images
 
 
 def cut(names: list[str], columns: list[Tensor], labels: Tensor, shares: tuple[float, float], seed: int) -> list[Split]:
