@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.errors import CheckpointError, ConfigError, EfvflError
+from efvfl.errors import CheckpointError, ConfigError, DataError, EfvflError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,6 +40,31 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--seed", type=int, help="in place of the file's")
     run.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder")
 
+    data = commands.add_parser("data", help="list data sets, or get one")
+    actions = data.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions.add_parser("list", help="what there is, and what is here")
+    get = actions.add_parser("get", help="download and check one")
+    get.add_argument("name")
+
+    for name, text in (
+        ("reproduce", "run an experiment of the paper and print its table, ours beside the paper's"),
+        ("figures", "draw an experiment's figures from the results there are"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("task", help="a name from `efvfl reproduce list`, or a path that ends in .toml")
+        command.add_argument(
+            "--out", type=Path, default=Path("results"), help="folder of results (default: %(default)s)"
+        )
+        command.add_argument("--seeds", type=int, nargs="+", help="in place of the file's")
+        command.add_argument("--epochs", type=int, help="in place of the file's")
+        command.add_argument("--subset", type=int, help="so many training rows, chosen by seed")
+        command.add_argument(
+            "--quick", action="store_true", help="one seed, five epochs; digits if the data is not here"
+        )
+        if name == "reproduce":
+            command.add_argument("--workers", type=int, default=0, help="processes (default: one for each core)")
+            command.add_argument("--engine", choices=("processes", "ray"), default="processes")
+
     compressors = commands.add_parser("compressors", help="list compressors: knobs, alpha, measured bytes")
     compressors.add_argument("--rows", type=int, default=128)
     compressors.add_argument("--width", type=int, default=16)
@@ -59,6 +84,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run_demo(options.out, console, options.seed)
         elif options.command == "run":
             run_file(options, console)
+        elif options.command == "data":
+            from efvfl import screen
+
+            screen.list_data(console) if options.action == "list" else screen.get_data(options.name, console)
+        elif options.command in ("reproduce", "figures"):
+            from efvfl.reproduce import reproduce
+
+            reproduce(options, console)
         else:
             from efvfl.screen import compressor_table
 
@@ -67,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(compressor_table((options.rows, options.width)))
     except EfvflError as error:
         print(f"efvfl: {error}", file=sys.stderr)
-        return USAGE if isinstance(error, ConfigError | CheckpointError) else FAILED
+        return USAGE if isinstance(error, ConfigError | CheckpointError | DataError) else FAILED
     except KeyboardInterrupt:
         print("efvfl: interrupted.", file=sys.stderr)
         return INTERRUPTED
@@ -120,7 +153,8 @@ def _train(federation: Federation, config: RunConfig, out: Path, resume: bool, c
         console.print(f"Going on after epoch {federation.epoch}.")
     elif path.exists():
         raise ConfigError(f"{path} is there already: give --resume to go on from it, or another --out.")
-    for record in train_with_bar(federation, config.epochs, console, config.method.name, config.observe_every):
+    observed = (config.observe_every, config.observe_gradient)
+    for record in train_with_bar(federation, config.epochs, console, config.method.name, *observed):
         records.append(record)
         text = [r.to_json() for r in records]
         checkpoint.save(path, {"config": identity, "federation": federation.state_dict(), "records": text})

@@ -20,22 +20,24 @@ Made = TypeVar("Made")
 class DataConfig:
     """Where the rows come from."""
 
-    name: Literal["digits", "npz"] = "digits"
+    name: str = "digits"  # one of `efvfl data list`, or "npz"
     path: str = ""  # npz: the file, relative to this one
-    validation: float = 0.15
+    validation: float = 0.15  # digits and npz: shares of the rows; the others have splits of their own
     test: float = 0.15
+    subset: int = 0  # so many training rows, chosen by seed; 0: all
+    augment: bool = True  # CIFAR: random crops and flips
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """A local model: layers of the `mlp`, or your own torch module."""
 
-    name: str = "mlp"  # or 'package.module:attribute'
+    name: str = "mlp"  # or resnet18, mvcnn, or 'package.module:attribute'
     hidden: tuple[int, ...] = ()
     width: int = 16  # size of the representation
     activation: str = "relu"
     last: str = "sigmoid"  # activation of the representation
-    options: dict[str, Any] = field(default_factory=dict)  # arguments of your own module
+    options: dict[str, Any] = field(default_factory=dict)  # further arguments of resnet18, mvcnn or your own module
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class RunConfig:
     loss: str = "cross_entropy"
     threads: int = 0  # of torch; 0: as torch decides
     observe_every: int = 1  # epochs between two records
+    observe_gradient: bool = True  # also the full gradient and the distortion, which cost about an epoch
     label_holder: str = ""  # the party, if any, that sits next to the server
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

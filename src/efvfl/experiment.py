@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from efvfl import models
+from efvfl import models, vision
 from efvfl.block import Optimizer
 from efvfl.build import federate
 from efvfl.config import FusionConfig, ModelConfig, RunConfig
-from efvfl.data import Dataset, digits, npz
+from efvfl.data import Dataset, catalogue, digits, npz
 from efvfl.errors import ConfigError, nearest
 from efvfl.observe import Split
 from efvfl.rng import derive
@@ -21,12 +21,16 @@ from efvfl.train import Federation
 
 def load_data(config: RunConfig, folder: Path) -> Dataset:
     """Return the rows a run asks for; relative paths start at `folder`."""
-    shares = {"validation": config.data.validation, "test": config.data.test}
-    if config.data.name == "npz":
-        if not config.data.path:
+    chosen = config.data
+    if chosen.name == "npz":
+        if not chosen.path:
             raise ConfigError("data.name = 'npz' needs data.path, the file with `y` and one array for each party.")
-        return npz(folder / config.data.path, config.seed, **shares)
-    return digits(config.seed, **shares)
+        return npz(folder / chosen.path, config.seed, chosen.validation, chosen.test)
+    if chosen.name == "digits":
+        data = digits(config.seed, chosen.validation, chosen.test)
+    else:
+        data = catalogue.load(chosen.name, config.seed, augment=chosen.augment)
+    return data.subset(chosen.subset, config.seed) if chosen.subset else data
 
 
 def make_optimizer(table: dict[str, Any]) -> Optimizer:
@@ -41,10 +45,17 @@ def make_optimizer(table: dict[str, Any]) -> Optimizer:
 def _local_model(config: ModelConfig, split: Split, party: int) -> nn.Module:
     if ":" in config.name:
         return models.imported(config.name, config.options)
-    if config.name != "mlp":
-        raise ConfigError(f"there is no model {config.name!r}. Known: mlp, or your own as 'package.module:attribute'.")
-    inputs = split.features[party][0].numel()
-    return models.mlp(inputs, config.width, config.hidden, config.activation, config.last)
+    row = split.features[party][0]
+    if config.name == "mlp":
+        return models.mlp(row.numel(), config.width, config.hidden, config.activation, config.last)
+    if config.name in ("resnet18", "mvcnn"):
+        if row.dim() != 3:
+            raise ConfigError(f"{config.name} needs images, but a row of these columns has shape {tuple(row.shape)}.")
+        if config.name == "resnet18":
+            return vision.resnet18(row.shape[0], config.width, **config.options)
+        return vision.mvcnn((row.shape[0], row.shape[1], row.shape[2]), config.width, **config.options)
+    hint = nearest(config.name, ("mlp", "mvcnn", "resnet18"))
+    raise ConfigError(f"there is no model {config.name!r}. {hint} Your own: 'package.module:attribute'.")
 
 
 def _head(config: FusionConfig, inputs: int, outputs: int) -> nn.Module:

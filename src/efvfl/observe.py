@@ -58,24 +58,30 @@ def predict(models: Sequence[nn.Module], fusion: Fusion, features: Sequence[Tens
         return torch.cat([fusion([m(x[part]) for m, x in zip(models, features, strict=True)]) for part in parts])
 
 
+def scores(output: Tensor, labels: Tensor, loss: Loss) -> dict[str, float]:
+    """Return the mean loss and the metric of an output."""
+    return {"loss": float(loss(output, labels)), loss.metric_name: loss.metric(output, labels)}
+
+
 def evaluate(models: Sequence[nn.Module], fusion: Fusion, split: Split, loss: Loss) -> dict[str, float]:
     """Return the mean loss and the metric of a split."""
-    output = predict(models, fusion, split.features)
-    return {"loss": float(loss(output, split.labels)), loss.metric_name: loss.metric(output, split.labels)}
+    return scores(predict(models, fusion, split.features), split.labels, loss)
 
 
-def gradient(models: Sequence[nn.Module], fusion: Fusion, split: Split, loss: Loss) -> list[Tensor]:
-    """Return the full gradient of f, one tensor for every parameter of the fusion model and the parties."""
+def gradient(models: Sequence[nn.Module], fusion: Fusion, split: Split, loss: Loss) -> tuple[list[Tensor], Tensor]:
+    """Return the full gradient of f, a tensor for every parameter of fusion model and parties, and the output."""
     parameters = [p for module in (fusion, *models) for p in module.parameters() if p.requires_grad]
     total = [torch.zeros_like(p) for p in parameters]
+    outputs = []
     with evaluating([*models, fusion]):
         for features, labels in split.chunks():
             output = fusion([m(x) for m, x in zip(models, features, strict=True)])
+            outputs.append(output.detach())
             share = loss(output, labels) * (len(labels) / len(split.labels))
             for into, part in zip(total, torch.autograd.grad(share, parameters, allow_unused=True), strict=True):
                 if part is not None:
                     into.add_(part)
-    return total
+    return total, torch.cat(outputs)
 
 
 def squared_norm(tensors: Sequence[Tensor]) -> float:

@@ -7,10 +7,19 @@ from math import prod
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from efvfl.compress import REGISTRY, Compressor
+from efvfl.data import catalogue
 from efvfl.train import Federation, Record
 
 
@@ -23,7 +32,12 @@ def size(count: float) -> str:
 
 
 def train_with_bar(
-    federation: Federation, epochs: int, console: Console, title: str, observe_every: int = 1
+    federation: Federation,
+    epochs: int,
+    console: Console,
+    title: str,
+    observe_every: int = 1,
+    gradient: bool = True,
 ) -> Iterator[Record]:
     """Train and yield records while a bar shows how far it is."""
     columns = (
@@ -36,7 +50,7 @@ def train_with_bar(
     )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(title, total=epochs, completed=federation.epoch, note="")
-        for record in federation.train(epochs, observe_every):
+        for record in federation.train(epochs, observe_every, gradient):
             scores = record.validation or record.train
             note = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
             progress.update(task, completed=record.epoch, note=note)
@@ -70,6 +84,34 @@ def ledger_table(record: Record) -> Table:
             for kind, count in kinds.items():
                 table.add_row(direction, party, kind, f"{count:,}")
     return table
+
+
+def list_data(console: Console) -> None:
+    """Print what data sets there are, and which are here."""
+    table = Table(title="Data sets")
+    for heading in ("name", "what", "download", "here"):
+        table.add_column(heading, justify="right" if heading == "download" else "left")
+    for status in map(catalogue.status, catalogue.names()):
+        place = "with the package" if status.where is None else str(status.where)
+        table.add_row(status.name, status.what, size(status.size), place if status.present else "no")
+    console.print(table, "Get one with `efvfl data get NAME`.")
+
+
+def get_data(name: str, console: Console) -> None:
+    """Get a data set while bars show how far it is."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                bars[what] = progress.add_task(what, total=total or None)
+            progress.update(bars[what], completed=done, total=total or None)
+
+        status = catalogue.get(name, show)
+    console.print(
+        f"{name} is {'part of the package' if status.where is None else f'at {status.where}'}.", soft_wrap=True
+    )
 
 
 # One example of each, at the settings people reach for first.

@@ -100,33 +100,41 @@ class Federation:
         self.seconds += time.perf_counter() - started
         return self.server.surrogate_loss
 
-    def train(self, epochs: int, observe_every: int = 1) -> Iterator[Record]:
-        """Train until `epochs` epochs are done, and yield a record after each that is observed (and the last)."""
+    def train(self, epochs: int, observe_every: int = 1, gradient: bool = True) -> Iterator[Record]:
+        """Train until `epochs` epochs are done, and yield a record after each that is observed (and the last).
+
+        The full gradient and the distortion cost about as much as an epoch: `gradient=False` leaves them out.
+        """
         per_epoch = self.server.batches.per_epoch
         while self.server.step_number < epochs * per_epoch:
             done = self.server.step_number + 1
             ends = done % per_epoch == 0
             observed = ends and (done // per_epoch % observe_every == 0 or done == epochs * per_epoch)
             self.step(hold=observed)
-            record = self.record() if observed else None
+            record = self.record(gradient) if observed else None
             if ends:
                 self._losses = []  # before the record is handed out: a state saved now belongs to the next epoch
             if record:
                 yield record
 
-    def record(self) -> Record:
+    def record(self, gradient: bool = True) -> Record:
         """Measure where training stands."""
         models, fusion, loss = self.models, self.fusion, self.server.loss
-        scores = {name: observe.evaluate(models, fusion, split, loss) for name, split in self.splits.items()}
+        train = self.splits["train"]
+        if gradient:
+            slope, output = observe.gradient(models, fusion, train, loss)
+        else:
+            slope, output = [], observe.predict(models, fusion, train.features)
+        held = {n: observe.evaluate(models, fusion, s, loss) for n, s in self.splits.items() if n != "train"}
         return Record(
             epoch=self.epoch,
             step=self.server.step_number,
             surrogate_loss=sum(self._losses) / len(self._losses) if self._losses else float("nan"),
-            train=scores["train"],
-            gradient=observe.squared_norm(observe.gradient(models, fusion, self.splits["train"], loss)),
-            distortion=self.distortion(),
-            validation=scores.get("validation", {}),
-            test=scores.get("test", {}),
+            train=observe.scores(output, train.labels, loss),
+            gradient=observe.squared_norm(slope) if gradient else float("nan"),
+            distortion=self.distortion() if gradient else float("nan"),
+            validation=held.get("validation", {}),
+            test=held.get("test", {}),
             bytes_up=self.ledger.total("up"),
             bytes_down=self.ledger.total("down"),
             ledger=self.ledger.table(),

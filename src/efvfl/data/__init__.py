@@ -1,7 +1,8 @@
 """Data sets cut by columns."""
 
+from efvfl.data import catalogue
 from efvfl.data.base import Dataset, cut
 from efvfl.data.digits import digits
 from efvfl.data.npz import npz
 
-__all__ = ["Dataset", "cut", "digits", "npz"]
+__all__ = ["Dataset", "catalogue", "cut", "digits", "npz"]

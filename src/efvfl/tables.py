@@ -1,0 +1,107 @@
+"""Tables from results: ours and the paper's side by side. Nothing is trained here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from statistics import mean, stdev
+
+from rich.table import Table
+
+from efvfl.runner import Result
+from efvfl.sweep import Sweep
+
+Results = Mapping[str, list[Result]]  # by cell, one for each seed that is done
+
+
+@dataclass(frozen=True)
+class Score:
+    """Test accuracy in percent over seeds."""
+
+    mean: float
+    std: float
+    seeds: int = 0  # 0: as printed in the paper
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f} ± {self.std:.1f}"
+
+
+def collect(sweep: Sweep, folder: Path) -> dict[str, list[Result]]:
+    """Read the results there are."""
+    found: dict[str, list[Result]] = {cell.name: [] for cell in sweep.cells}
+    for job in sweep.jobs():
+        path = folder / job.file
+        if path.exists():
+            found[job.cell].append(Result.read(path))
+    return {cell: results for cell, results in found.items() if results}
+
+
+def score(results: list[Result]) -> Score:
+    """Return mean and standard deviation of the last epoch's test accuracy."""
+    values = [100 * result.columns["test_accuracy"][-1] for result in results]
+    return Score(mean(values), stdev(values) if len(values) > 1 else 0.0, len(values))
+
+
+def paper_scores(task: str) -> dict[tuple[str, str], Score]:
+    """Return the paper's Table 2 for a task, by row and column; empty for tasks it does not have."""
+    text = (resources.files("efvfl") / "experiments" / "paper.json").read_text(encoding="utf-8")
+    block: dict[str, dict[str, list[float]]] = json.loads(text).get(task, {})
+    return {(row, column): Score(value[0], value[1]) for row, cells in block.items() for column, value in cells.items()}
+
+
+def differs(ours: Score, paper: Score) -> bool:
+    """Whether ours is more than two of the paper's standard deviations away."""
+    return abs(ours.mean - paper.mean) > 2 * paper.std
+
+
+def rows_of(sweep: Sweep, results: Results, comparable: bool = True) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the rows of a task's block; `*` marks a difference of more than two deviations."""
+    paper = paper_scores(sweep.name) if comparable else {}
+    columns = list(dict.fromkeys(cell.column for cell in sweep.cells))
+    body = []
+    for row in dict.fromkeys(cell.row for cell in sweep.cells):
+        ours = {
+            cell.column: score(results[cell.name]) for cell in sweep.cells if cell.row == row and cell.name in results
+        }
+        marks = {c: "*" if (row, c) in paper and differs(s, paper[row, c]) else "" for c, s in ours.items()}
+        body.append([row, "ours", *(f"{ours[c]}{marks[c]}" if c in ours else "" for c in columns)])
+        if any((row, c) in paper for c in columns):
+            body.append(["", "paper", *(str(paper[row, c]) if (row, c) in paper else "" for c in columns)])
+    return ["method", "", *columns], body
+
+
+def on_screen(sweep: Sweep, results: Results, comparable: bool = True) -> Table:
+    """Return the block for the terminal."""
+    headings, body = rows_of(sweep, results, comparable)
+    seeds = min((len(r) for r in results.values()), default=0)
+    table = Table(title=f"{sweep.title}: test accuracy (%), mean ± std over {seeds} seed{'s' * (seeds != 1)}")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if i < 2 else "right", no_wrap=True)
+    for row in body:
+        table.add_row(*row)
+    if any("*" in cell for row in body for cell in row):
+        table.caption = "* more than two of the paper's standard deviations away"
+    return table
+
+
+def markdown(sweep: Sweep, results: Results, comparable: bool = True) -> str:
+    """Return the block as Markdown."""
+    headings, body = rows_of(sweep, results, comparable)
+    lines = [headings, ["---"] * len(headings), *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def communication(sweep: Sweep, results: Results) -> tuple[list[str], list[list[str]]]:
+    """Return what every cell sent in a run, in megabytes: up, down, and by the paper's formula."""
+    body = []
+    for cell in sweep.cells:
+        if cell.name in results:
+            last = {
+                n: mean(r.columns[n][-1] for r in results[cell.name]) for n in ("bytes_up", "bytes_down", "paper_bits")
+            }
+            sent = [last["bytes_up"], last["bytes_down"], last["paper_bits"] / 8]
+            body.append([cell.row, cell.column, *(f"{n / 1e6:,.2f}" for n in sent)])
+    return ["method", "compressor", "MB up", "MB down", "MB up, paper's formula"], body

@@ -1,0 +1,85 @@
+"""Local models for images: the ResNet18 of the paper's CIFAR runs and two sizes of the per-view network of MVCNN."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from efvfl.errors import ConfigError
+
+Norm = Literal["batch", "group"]
+
+
+def _norm(kind: Norm, channels: int) -> nn.Module:
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    if kind == "group":
+        return nn.GroupNorm(min(8, channels), channels)
+    raise ConfigError(f"norm = {kind!r} came, 'batch' or 'group' is expected.")
+
+
+class _Residual(nn.Module):
+    """Two 3 x 3 convolutions beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.first_norm = _norm(norm, outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.second_norm = _norm(norm, outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), _norm(norm, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output."""
+        y = F.relu(self.first_norm(self.first(x)))
+        return F.relu(self.second_norm(self.second(y)) + self.shortcut(x))
+
+
+def resnet18(inputs: int, width: int, channels: int = 32, norm: Norm = "batch") -> nn.Module:
+    """Return ResNet18 for small images: a 3 x 3 stem of stride 1, no max-pooling, `channels` to 8 times as many.
+
+    The paper's runs halve the channels of the usual one: 32, 64, 128, 256.
+    """
+    sizes = [channels, channels, 2 * channels, 4 * channels, 8 * channels]
+    layers: list[nn.Module] = [nn.Conv2d(inputs, channels, 3, 1, 1, bias=False), _norm(norm, channels), nn.ReLU()]
+    for i, (before, after) in enumerate(pairwise(sizes)):
+        layers += [_Residual(before, after, 1 if i == 0 else 2, norm), _Residual(after, after, 1, norm)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(sizes[-1], width))
+
+
+def mvcnn(
+    shape: tuple[int, int, int], width: int, size: Literal["baseline", "small"] = "small", channels: int = 16
+) -> nn.Module:
+    """Return the network of one view of shape (channels, height, width).
+
+    - `baseline`: that of C-VFL's code, for large views (convolution 11 x 11 of stride 4, then 3 x 3).
+    - `small`: for views of 32 x 32 (5 x 5 of stride 2, then 3 x 3), `channels` and twice as many.
+    """
+    if size == "baseline":
+        layers = [
+            nn.Conv2d(shape[0], 64, 11, 4, 2),
+            nn.ReLU(),
+            nn.MaxPool2d(5, 3),
+            nn.Conv2d(64, 256, 3, 1, 1),
+            nn.ReLU(),
+            nn.MaxPool2d(5, 3),
+        ]
+    elif size == "small":
+        layers = [
+            nn.Conv2d(shape[0], channels, 5, 2, 2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(channels, 2 * channels, 3, 1, 1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
+    else:
+        raise ConfigError(f"mvcnn's size = {size!r} came, 'baseline' or 'small' is expected.")
+    flat = nn.Sequential(*layers, nn.Flatten())(torch.zeros(1, *shape)).shape[1]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, width))
