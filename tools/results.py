@@ -1,0 +1,64 @@
+"""Write docs/results.md and its pictures from the committed results. Nothing is trained: `make results`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from efvfl import figures, sweep, tables
+from efvfl.checkpoint import write_atomically
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+
+HEAD = """# Results
+
+Everything on this page is generated from the record files in `results/` by `make results`; the records come from
+`efvfl reproduce TASK`. Accuracy is that of the last epoch on the test half of the official test set, mean ± standard
+deviation over seeds. `*` marks a cell that is more than two of the paper's standard deviations from the paper's.
+"""
+
+# What is said about a task, and whether its numbers may be set beside the paper's.
+NOTES = {
+    "mnist": (True, "The paper's setting: full batch, 100 epochs, 5 seeds."),
+    "mnist-private": (True, "Figure 5a: batch 1024, top-k keeping 5 %, labels shared or private (PL)."),
+    "modelnet10": (
+        False,
+        "**Our rendering**: 12 views of 32 x 32, a small network, 30 epochs. Not comparable with the paper's numbers; "
+        "what can be compared is the order of the methods.",
+    ),
+    "modelnet10-local": (False, "Figures 6a and 6b on our rendering."),
+    "cifar10": (False, "A reduced size, to see the order of the methods: see the settings below."),
+}
+
+
+def section(task: str, comparable: bool, note: str) -> str:
+    """Return the part of the page about one task, or nothing if it has no results."""
+    plan = sweep.load(task)
+    results = tables.collect(plan, ROOT / "results" / task)
+    if not results:
+        return ""
+    seeds = max(len(done) for done in results.values())
+    parts = [f"## {plan.title}\n", f"{plan.about} {note} Seeds done: {seeds}.\n", tables.markdown(plan, results, comparable)]
+    headings, body = tables.communication(plan, results)
+    lines = [headings, ["---"] * len(headings), *body]
+    parts += ["\nSent in one run:\n", "\n".join("| " + " | ".join(line) + " |" for line in lines)]
+    for figure in plan.figures:
+        for axis, title in (("paper", "communication by the paper's formula"), ("sent", "bytes really sent")):
+            name = f"{task}-{figure.name}-{axis}.svg"
+            canvas = figures.draw(replace(plan), figure, results, axis)
+            write_atomically(DOCS / "results" / name, figures.image(canvas, "svg"))
+            parts.append(f"\n![{figure.name}, {title}](results/{name})")
+    return "\n".join([*parts, ""])
+
+
+def main() -> None:
+    """Write the page."""
+    parts = [section(task, *note) for task, note in NOTES.items()]
+    tail = (DOCS / "results-notes.md").read_text(encoding="utf-8")
+    page = "\n".join([HEAD, *(part for part in parts if part), tail])
+    write_atomically(DOCS / "results.md", page.encode())
+
+
+if __name__ == "__main__":
+    main()
