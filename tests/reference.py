@@ -3,11 +3,13 @@
 This cannot share a bug with the library's step, except the compressor itself, which is tested on its own.
 """
 
+import copy
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 Compress = Callable[[Tensor], Tensor]
 
@@ -46,12 +48,20 @@ def vertical(
     private: bool,
     local_steps: int = 1,
     all_rows: bool = False,
+    down: Compress | None = None,
+    fusion: Compress | None = None,
 ) -> list[Tensor]:
-    """EF-VFL or CVFL, Algorithm 1 or 2, with Q local updates."""
+    """EF-VFL or CVFL, Algorithm 1 or 2, with Q local updates.
+
+    `down` compresses cotangents, `fusion` compresses x0 on its way to the parties, both with the memory of `feedback`.
+    """
     parties = range(len(models))
     width = models[0](x[0][:1]).shape[1]
     g = [torch.zeros(len(y), width, dtype=x[0].dtype) for _ in parties]
     everything = torch.arange(len(y))
+    down_memory = [torch.zeros_like(m) for m in g]
+    copy_of_head = copy.deepcopy(head)  # what the parties use
+    g0 = torch.zeros_like(parameters_to_vector(head.parameters()))
     for rows in batches:
         reported = everything if all_rows else rows
         for k in parties:
@@ -61,6 +71,10 @@ def vertical(
             else:
                 g[k][reported] = compress(h)
         surrogates = [g[k][rows] for k in parties]
+        x0 = parameters_to_vector(head.parameters()).detach()
+        if fusion is not None:
+            g0 = g0 + fusion(x0 - g0) if feedback else fusion(x0)
+        vector_to_parameters(x0.clone() if fusion is None else g0.clone(), copy_of_head.parameters())
         updates: list[tuple[nn.Module, list[Tensor]]] = []
         for k in parties:
             before = [p.detach().clone() for p in models[k].parameters()]
@@ -70,10 +84,15 @@ def vertical(
                     leaves = [s.clone().requires_grad_() for s in surrogates]
                     loss = F.cross_entropy(head(combine(leaves, how)), y[rows])
                     (cotangent,) = torch.autograd.grad(loss, leaves[k])
+                    if down is not None and feedback:
+                        down_memory[k][rows] += down(cotangent - down_memory[k][rows])
+                        cotangent = down_memory[k][rows]
+                    elif down is not None:
+                        cotangent = down(cotangent)
                     grads = torch.autograd.grad(h, list(models[k].parameters()), cotangent)
                 else:
                     parts = [h if j == k else surrogates[j] for j in parties]
-                    loss = F.cross_entropy(head(combine(parts, how)), y[rows])
+                    loss = F.cross_entropy(copy_of_head(combine(parts, how)), y[rows])
                     grads = torch.autograd.grad(loss, list(models[k].parameters()))
                 _descend(models[k], grads, lr)
             updates.append((models[k], [p.detach().clone() for p in models[k].parameters()]))

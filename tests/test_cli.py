@@ -1,12 +1,15 @@
 """The command line as people use it."""
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from efvfl import checkpoint
 from efvfl.cli import main
 
 RUN = """
@@ -29,6 +32,9 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert image.size[0] > 1000
     rows = {line.split("│")[1].strip(): line for line in out.splitlines() if line.startswith("│")}
     assert set(rows) == {"SVFL", "CVFL", "EF-VFL"}
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    for row in rows.values():  # what the README shows is what comes out, but for the seconds
+        assert row.rsplit("│", 2)[0] in readme
     accuracy = {name: float(row.split("│")[2].split()[0]) for name, row in rows.items()}
     saved = {name: float(row.split("│")[5].split()[0]) for name, row in rows.items()}
     assert accuracy["EF-VFL"] > accuracy["SVFL"] - 2
@@ -53,6 +59,12 @@ def test_run_resume_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert records(whole) == records(parts)
     assert len(records(whole)) == 3
     assert {p.name for p in whole.iterdir()} == {"records.jsonl", "checkpoint.safetensors", "run.png"}
+    (tmp_path / "taken").write_text("a file")
+    assert main(["run", str(file), "--out", str(tmp_path / "taken")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+    checkpoint.save(tmp_path / "foreign" / "checkpoint.safetensors", {"a": 1})
+    assert main(["run", str(file), "--out", str(tmp_path / "foreign"), "--resume"]) == 2
+    assert "was not left by `efvfl run`" in capsys.readouterr().err
     assert main(["run", str(file), "--out", str(whole)]) == 2
     assert "give --resume to go on from it" in capsys.readouterr().err
     assert main(["run", str(file), "--out", str(whole), "--resume", "--seed", "5"]) == 2
@@ -85,6 +97,26 @@ def test_compressors_table(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in out
     row = next(line for line in out.splitlines() if "bits=4" in line and line.startswith("│ qsgd"))
     assert float(row.split("│")[4]) < 1.3 / 8
+
+
+def test_models_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "beside_the_file.py").write_text("import torch\ndef net(): return torch.nn.Linear(16, 7)\n")
+    file = tmp_path / "mine.toml"
+    file.write_text("epochs = 1\n[model]\nname = 'beside_the_file:net'\n")
+    assert main(["run", str(file), "--out", str(tmp_path / "out")]) == 0
+
+
+def test_help_is_quick() -> None:
+    code = "import sys; from efvfl.cli import _parser; _parser(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_data_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "list"]) == 0
+    assert "fashion-mnist" in capsys.readouterr().out
+    assert main(["data", "get", "digits"]) == 0
+    assert main(["data", "get", "digit"]) == 2
+    assert "Did you mean 'digits'" in capsys.readouterr().err
 
 
 def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

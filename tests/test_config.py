@@ -95,6 +95,20 @@ def test_the_same_file_gives_the_same_run_and_another_seed_another() -> None:
         ("[model]\nhidden = ['a']", r"hidden\[0\] = 'a' came, a whole number"),
         ("[[party]]\nmodel = {}", "key 'name' is missing"),
         ("epochs = ", "is not TOML"),
+        ("epochs = -1", "epochs = -1 came, at least 0"),
+        ("observe_every = 0", "observe_every = 0 came, at least 1"),
+        ("threads = -1", "threads = -1 came"),
+        ("[model]\nwidth = 0", "width = 0 came, at least 1"),
+        ("[model]\nhidden = [-3]", r"hidden\[0\] = -3 came"),
+        (
+            "[method]\ndown = { name = 'sign' }\n[agreement]\nlabels = 'shared'",
+            "method.down is set, but it would have no",
+        ),
+        ("[method]\nfusion = { name = 'sign' }", "method.fusion is set, but it would have no effect"),
+        ("[method]\nname = 'cvfl'\nstart = 'exact'", "method.start is set, but it would have no effect: cvfl has no"),
+        ("[agreement]\ndownlink = 'aggregate'", "agreement.downlink is set, but it would have no effect"),
+        ("[agreement]\nfusion = 'replicate'", "agreement.fusion is set, but it would have no effect"),
+        ("[agreement]\nlabels = 'shared'\nfusion = 'compress'", "needs method.fusion"),
     ],
 )
 def test_mistakes_are_answered(text: str, error: str, tmp_path: Path) -> None:
@@ -120,6 +134,8 @@ def test_mistakes_are_answered(text: str, error: str, tmp_path: Path) -> None:
         ("[optimizer]\nname = 'SDG'\nlr = 1.0", r"no optimiser 'SDG'\. Did you mean 'SGD'\?"),
         ("[optimizer]\nname = 'SGD'\nlearning = 1.0", "does not take"),
         ("[optimizer]\nname = 'LBFGS'", "choose another optimiser"),
+        ("[optimizer]\nlr = -1.0", "does not take"),
+        ("[optimizer]\nlr = 1.0\nnesterov = true", "does not take"),
         ("[optimizer]\nlr = 1.0\nscheduler = { name = 'StepLr', step_size = 1 }", r"Did you mean 'StepLR'\?"),
         ("[optimizer]\nlr = 1.0\nscheduler = { name = 'ReduceLROnPlateau' }", "needs a loss that parties do not have"),
         ("[optimizer]\nlr = 1.0\nscheduler = { step_size = 1 }", "scheduler needs a name"),
@@ -153,10 +169,17 @@ def test_your_own_model_by_import_path(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "mine.py").write_text("import torch\ndef net(size): return torch.nn.Linear(16, size)\n")
     monkeypatch.syspath_prepend(tmp_path)
     path = tmp_path / "run.toml"
-    path.write_text("epochs = 1\n[model]\nname = 'mine:net'\nwidth = 5\noptions = { size = 5 }\n")
+    path.write_text("epochs = 1\n[model]\nname = 'mine:net'\noptions = { size = 5 }\n")
     config = load(path)
     federation = make_federation(config, load_data(config, tmp_path))
     assert federation.parties["top-left"].up.width == (5,)
+
+
+def test_all_rows_for_training() -> None:
+    config = read(RunConfig, {"data": {"validation": 0.0, "test": 0.0}, "epochs": 1}, "run")
+    federation = make_federation(config, load_data(config, Path()))
+    (record,) = federation.train(1)
+    assert record.validation == record.test == {}
 
 
 def test_your_own_arrays(tmp_path: Path) -> None:
@@ -182,6 +205,14 @@ def test_your_own_arrays(tmp_path: Path) -> None:
         load_data(config, tmp_path)
     np.savez(tmp_path / "table.npz", bank=x["bank"][:70], telco=x["telco"], y=target)
     with pytest.raises(ConfigError, match="'bank' holds 70 rows, but there are 80 labels"):
+        load_data(config, tmp_path)
+    for y in (target[:, None], target[0], target.astype(str)):
+        np.savez(tmp_path / "table.npz", bank=x["bank"], y=y)
+        with pytest.raises(ConfigError, match="one number for each row is needed"):
+            load_data(config, tmp_path)
+    np.save(tmp_path / "table.npy", target)
+    (tmp_path / "table.npy").rename(tmp_path / "table.npz")
+    with pytest.raises(ConfigError, match="cannot read"):
         load_data(config, tmp_path)
     np.savez(tmp_path / "table.npz", bank=x["bank"][:, 0], y=target)
     with pytest.raises(ConfigError, match="rows of numbers needed"):

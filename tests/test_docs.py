@@ -66,6 +66,17 @@ def test_the_documented_compressor_fulfils_the_contract() -> None:
         base._BY_CODE.pop(200, None)
 
 
+def test_the_documented_python_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (source,) = blocks("docs/python.md", "python")
+    scope: dict[str, object] = {}
+    exec(compile(source, "docs", "exec"), scope)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["1", "2", "3", "4", "5", "6"]
+    assert len(scope["predictions"]) == 5  # type: ignore[arg-type]
+
+
 def test_the_documented_theory_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (source,) = blocks("docs/theory.md", "python")
     exec(compile(source, "docs", "exec"), {})

@@ -53,8 +53,6 @@ def test_going_through_the_bytes_changes_nothing(method: Method, agreement: Agre
 def test_the_first_report_is_compressed_or_exact() -> None:
     for start, exact in (("compressed", False), ("exact", True)):
         federation = problem(efvfl(TopK(0.1), start=start))  # type: ignore[arg-type]
-        federation.step()
-        federation = problem(efvfl(TopK(0.1), start=start))  # type: ignore[arg-type]
         party = federation.parties["party1"]
         party.handle(federation.server.begin()["party1"])
         h = party.block.module(party.features)

@@ -86,6 +86,31 @@ def test_compressed_runs_equal_the_plain_algorithm(
     assert close(trained(federation, 10), expected)
 
 
+@pytest.mark.parametrize("feedback", [True, False])
+@pytest.mark.parametrize("labels", ["private", "shared"])
+def test_compressing_the_other_direction_equals_the_plain_algorithm(labels: str, feedback: bool) -> None:
+    """Cotangents with private labels, the fusion model with shared ones; the server itself keeps its exact x0."""
+    x, private = columns(), labels == "private"
+    other = {"down": TopK(0.3)} if private else {"fusion": TopK(0.4)}
+    expected = vertical(
+        x,
+        classes(x),
+        local_models(),
+        head(),
+        "mean",
+        schedule(16, 10),
+        LR,
+        compress=topk(0.2),
+        feedback=feedback,
+        private=private,
+        down=topk(0.3) if private else None,
+        fusion=None if private else topk(0.4),
+    )
+    method = (efvfl if feedback else cvfl)(TopK(0.2), **other)  # type: ignore[operator]
+    agreement = Agreement(labels=labels, fusion="send" if private else "compress")
+    assert close(trained(problem(method, agreement=agreement, batch_size=16), 10), expected)
+
+
 @pytest.mark.parametrize("fusion", ["send", "replicate", "compress"])
 @pytest.mark.parametrize("combine", ["mean", "sum"])
 @pytest.mark.parametrize("method", [efvfl(TopK(0.2), fusion=TopK(0.5)), cvfl(TopK(0.2), fusion=TopK(0.5))])

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from problems import everything, problem, same
+from problems import columns, everything, problem, same
 
-from efvfl import Agreement, EfvflError, Message, TopK, efvfl
-from efvfl.errors import ProtocolError
+from efvfl import QSGD, Agreement, EfvflError, Message, TopK, efvfl, svfl
+from efvfl.errors import ConfigError, ProtocolError
 from efvfl.packet import Kind
 
 
@@ -51,6 +51,7 @@ def test_messages_out_of_turn_are_refused() -> None:
     [
         (lambda m: replace(m, packets={}), r"blocks \[\] came, only block 1"),
         (lambda m: replace(m, packets={2: m.packets[1]}), r"blocks \[2\] came"),
+        (lambda m: replace(m, packets={1: m.packets[1], 2: m.packets[1]}), r"blocks \[1, 2\] came"),
         (lambda m: replace(m, packets={1: m.packets[1] * 2}), "2 packets, 1 is expected"),
         (lambda m: replace(m, packets={1: (replace(m.packets[1][0], shape=(4, 16)),)}), r"shape \(4, 16\)"),
     ],
@@ -60,10 +61,10 @@ def test_a_wrong_cotangent_is_refused_before_anything_changes(change: Callable[[
     replies = federation.transport.exchange(federation.server.begin())
     message = federation.server.step(replies)["party1"]
     party = federation.parties["party1"]
-    before = [p.clone() for p in party.block.parameters]
+    before = everything(federation)
     with pytest.raises(EfvflError, match=text):
         party.handle(change(message))
-    assert same(before, [p.detach() for p in party.block.parameters])
+    assert same(before, everything(federation))
     assert party.handle(message).kind == Kind.REPORT  # the right one is still welcome
 
 
@@ -89,10 +90,13 @@ def test_relay_refuses_other_blocks_than_the_peers() -> None:
     replies = federation.transport.exchange(federation.server.begin())
     message = federation.server.step(replies)["party1"]
     wrong = replace(message, packets={k: v for k, v in message.packets.items() if k != 3})
+    before = everything(federation)
     with pytest.raises(ProtocolError, match=r"blocks \[0, 2\] came, \[2, 3\]"):
         federation.parties["party1"].handle(wrong)
     with pytest.raises(ProtocolError, match="fusion model came in 0 packets"):
         federation.parties["party1"].handle(replace(message, packets={k: message.packets[k] for k in (2, 3)}))
+    assert same(before, everything(federation))
+    assert federation.parties["party1"].handle(message).kind == Kind.REPORT
 
 
 @pytest.mark.parametrize("labels", ["private", "shared"])
@@ -100,8 +104,6 @@ def test_dropout_and_noise_do_not_depend_on_what_ran_before(labels: str) -> None
     def run(disturb: bool) -> list[torch.Tensor]:
         torch.manual_seed(11)
         models = [torch.nn.Sequential(torch.nn.Linear(n, 4), torch.nn.Dropout(0.5)).double() for n in (5, 3, 4)]
-        from efvfl import QSGD
-
         agreement = Agreement(labels=labels)
         federation = problem(efvfl(QSGD(2), down=QSGD(4)), models=models, agreement=agreement, batch_size=16)
         for step in range(8):
@@ -140,3 +142,54 @@ def test_a_refused_report_leaves_every_memory_as_it_was(labels: str) -> None:
     for name, message in messages.items():
         troubled.parties[name].handle(message)
     assert same(everything(plain), everything(troubled))
+
+
+def test_private_keys_are_nobody_elses() -> None:
+    """Noise and dropout of each participant come from a seed of its own, not from the shared one."""
+
+    def keys(**options: object) -> dict[str, int]:
+        run = problem(efvfl(QSGD(4), down=QSGD(4)), batch_size=16, **options)  # type: ignore[arg-type]
+        found = {"batches": run.server.batches.seed, "fusion": run.server.key}
+        for name, party in run.parties.items():
+            found |= {f"{name} noise": party.up.key, f"{name} dropout": party.key}
+        for name, channel in zip(run.parties, run.server.answer.channels, strict=True):  # type: ignore[attr-defined]
+            found[f"server to {name}"] = channel.key
+        return found
+
+    first, other = keys(), keys(seed=1)
+    assert len(set(first.values())) == len(first)
+    assert not set(first.values()) & set(other.values())
+    renamed = keys(features=dict(zip(("a", "b", "c"), columns(), strict=True)))
+    assert renamed["batches"] == first["batches"]
+    assert renamed["a noise"] != first["party1 noise"]
+
+
+def test_every_local_update_draws_its_own_dropout_mask() -> None:
+    class Listening(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(5, 4).double()
+            self.masks: list[torch.Tensor] = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                self.masks.append(torch.nn.functional.dropout(torch.ones(64), 0.5))
+            return self.linear(x)  # type: ignore[no-any-return]
+
+    listening = Listening()
+    models = [listening, *(torch.nn.Linear(n, 4).double() for n in (3, 4))]
+    run = problem(svfl(), models=models, agreement=Agreement(labels="shared", local_steps=2), batch_size=16)
+    for _ in range(3):
+        run.step()
+    distinct = {tuple(mask.tolist()) for mask in listening.masks}
+    assert len(distinct) == len(listening.masks) == 7  # two for each of three steps, and the report under way
+
+
+def test_a_local_model_that_would_spoil_the_columns_is_refused() -> None:
+    models = [torch.nn.Sequential(torch.nn.ReLU(inplace=True), torch.nn.Linear(n, 4)).double() for n in (5, 3, 4)]
+    x = columns()
+    run = problem(svfl(), features=x, models=models)
+    with pytest.raises(ConfigError, match="'party1' works in place"):
+        run.step()
+    run = problem(svfl(), models=models, batch_size=16)  # a batch is a copy: no harm is done
+    run.step()

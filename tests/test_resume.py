@@ -3,12 +3,14 @@
 import hashlib
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from problems import CLASSES, WIDTH, everything, problem, same
+from problems import CLASSES, WIDTH, classes, columns, everything, problem, same
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from efvfl import QSGD, Agreement, Federation, Message, Method, Optimizer, TopK, cvfl, efvfl
 from efvfl import checkpoint as checkpoints
@@ -31,7 +33,8 @@ CASES: dict[str, tuple[Method, Agreement]] = {
 
 
 def local(inputs: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(inputs, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.2), nn.Tanh())
+    linear = spectral_norm(nn.Linear(inputs, WIDTH))  # its forward pass depends on buffers that it changes
+    return nn.Sequential(linear, nn.BatchNorm1d(WIDTH), nn.Dropout(0.2), nn.Tanh())
 
 
 def federation(case: str) -> Federation:
@@ -43,7 +46,7 @@ def federation(case: str) -> Federation:
         torch.float32,
         models=[local(n) for n in (5, 3, 4)],
         head=nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, CLASSES)),
-        optimizer=Optimizer("Adam", {"lr": 0.02}, "MultiStepLR", {"milestones": [1, 2], "gamma": 0.5}),
+        optimizer=Optimizer("Adam", {"lr": 0.02}, "ExponentialLR", {"gamma": 0.7}),
         agreement=agreement,
         batch_size=16,
         batch_order="independent" if "exact" in case else "shuffle",
@@ -66,6 +69,7 @@ def fingerprint(run: Federation, start: int) -> str:
     for tensor in everything(run):
         digest.update(tensor.numpy().tobytes())
     digest.update(str(sorted(run.ledger.bytes.items())).encode())
+    digest.update(run.record().surrogate_loss.hex().encode())
     return digest.hexdigest()
 
 
@@ -98,6 +102,59 @@ def test_going_on_in_a_new_process_equals_not_stopping(case: str, tmp_path: Path
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert other.stdout.strip() == fingerprint(run, 5)
+
+
+def test_going_on_after_a_mend_and_after_the_switch_to_sending() -> None:
+    for stop in (7, 10, 22):  # after one mend, two, and the switch
+        run = federation("relay-replicate")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(stop):
+                run.step()
+                with torch.no_grad():
+                    next(run.parties["party2"].guide.fusion.parameters()).view(-1)[0] += 1e-4  # type: ignore[attr-defined]
+        resumed = federation("relay-replicate")
+        resumed.load_state_dict(run.state_dict())
+        assert resumed.server.answer.teller.mends == run.server.answer.teller.mends != [0, 0, 0]  # type: ignore[attr-defined]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for each in (run, resumed):
+                for _ in range(8):
+                    each.step()
+        assert run.ledger.table() == resumed.ledger.table()
+        assert same(everything(run), everything(resumed))
+
+
+def test_a_state_is_a_snapshot() -> None:
+    run = federation("private")
+    run.step()
+    saved = run.state_dict()
+    expected = fingerprint(run, 1)
+    for _ in range(2):  # loading twice: two federations must not share what they load
+        again = federation("private")
+        again.load_state_dict(saved)
+        assert fingerprint(again, 1) == expected
+
+
+def test_a_state_that_does_not_fit_is_refused() -> None:
+    def state(method: Method, **options: object) -> dict[str, object]:
+        run = problem(method, batch_size=16, **options)  # type: ignore[arg-type]
+        run.step()
+        return run.state_dict()
+
+    feedback = problem(efvfl(TopK(0.2)), batch_size=16)
+    direct = problem(cvfl(TopK(0.2)), batch_size=16)
+    with pytest.raises(CheckpointError, match="no memory"):
+        feedback.load_state_dict(state(cvfl(TopK(0.2))))
+    with pytest.raises(CheckpointError, match="compresses directly"):
+        direct.load_state_dict(state(efvfl(TopK(0.2))))
+    with pytest.raises(CheckpointError, match="another start"):
+        feedback.load_state_dict(state(efvfl(TopK(0.2), start="exact")))
+    with pytest.raises(CheckpointError, match=r"a memory of \(50, 4\)"):
+        x = [v[:50] for v in columns()]
+        feedback.load_state_dict(state(efvfl(TopK(0.2)), features=x, labels=classes(x)))
+    with pytest.raises(CheckpointError, match="does not fit"):
+        feedback.load_state_dict(state(efvfl(TopK(0.2)), head=nn.Linear(4, 5).double()))
 
 
 def test_a_state_of_other_parties_is_refused() -> None:

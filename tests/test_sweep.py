@@ -199,7 +199,7 @@ def test_reproduce_prints_a_table_and_writes_figures_and_a_page(
     assert "run `efvfl reproduce small` first" in capsys.readouterr().err
     assert main(["reproduce", *arguments, "--workers", "1"]) == 0
     printed = capsys.readouterr().out
-    assert "Small: test accuracy (%), mean ± std over 1 seed" in printed
+    assert "Small: test accuracy (%), mean ± std over 1 seed" in " ".join(printed.split())
     made = {path.name for path in (out / "small").iterdir() if path.suffix != ".json"}
     assert {f"small-figure-{axis}.{form}" for axis in ("paper", "sent") for form in ("svg", "png")} <= made
     page = (out / "small" / "small.html").read_text()
@@ -221,7 +221,7 @@ def test_quick_works_offline(
     assert main(["reproduce", "mnist", "--quick", "--out", str(tmp_path)]) == 0
     assert time.monotonic() - started < 60
     printed = capsys.readouterr().out
-    assert "MNIST: test accuracy" in printed
+    assert "MNIST: test accuracy" in " ".join(printed.split())
     assert "paper" not in printed.split("Written")[0]  # digits are not MNIST: nothing to compare with
     assert main(["reproduce", "mnist", "--out", str(tmp_path / "other")]) == 2
     assert "efvfl data get mnist" in capsys.readouterr().err

@@ -17,7 +17,11 @@ from efvfl.packet import Kind, Message
 def test_a_record_holds_what_the_paper_plots() -> None:
     x = columns()
     y = classes(x)
-    federation = problem(efvfl(TopK(0.1)), batch_size=16, validation=(x, y), test=([v[:7] for v in x], y[:7]))
+    held = {"validation": slice(0, 40), "test": slice(40, 60)}
+    federation = problem(
+        efvfl(TopK(0.1)), batch_size=16, **{name: ([v[rows] for v in x], y[rows]) for name, rows in held.items()}
+    )
+    twin = problem(efvfl(TopK(0.1)), batch_size=16)
     records = list(federation.train(3))
     assert [r.epoch for r in records] == [1, 2, 3]
     assert [r.step for r in records] == [4, 8, 12]
@@ -28,7 +32,11 @@ def test_a_record_holds_what_the_paper_plots() -> None:
     mean = torch.stack([m(v) for m, v in zip(models, x, strict=True)]).mean(0)
     loss = nn.functional.cross_entropy(fusion.head(mean), y)
     assert last.train["loss"] == pytest.approx(loss.item())
-    assert last.validation == last.train  # the same rows were given
+    for name, rows in held.items():
+        part = nn.functional.cross_entropy(fusion.head(mean[rows]), y[rows])
+        assert getattr(last, name)["loss"] == pytest.approx(part.item())
+    steps = [twin.step(hold=step % 4 == 3) for step in range(12)]
+    assert [r.surrogate_loss for r in records] == [sum(steps[i : i + 4]) / 4 for i in (0, 4, 8)]
     parameters = [*fusion.parameters(), *(p for m in models for p in m.parameters())]
     norm = sum(float(g.square().sum()) for g in torch.autograd.grad(loss, parameters))
     assert last.gradient == pytest.approx(norm, rel=1e-9)
@@ -183,3 +191,57 @@ def test_epochs_of_unequal_batches() -> None:
     *_, last = federation.train(2)
     assert last.step == 6
     assert not math.isnan(last.surrogate_loss)
+
+
+def test_the_formula_does_not_count_what_stays_at_the_server() -> None:
+    named = dict(zip(("bank", "telco", "shop"), columns(), strict=True))
+    alone, beside = (problem(svfl(), features=named, label_holder=holder) for holder in ("", "bank"))
+    bits = [next(iter(run.train(1))).paper_bits for run in (alone, beside)]
+    assert bits == [3 * 32 * 60 * 4, 2 * 32 * 60 * 4]
+
+
+def test_parts_that_were_frozen_stay_frozen() -> None:
+    models = [nn.Sequential(nn.Linear(n, 4), nn.BatchNorm1d(4)).double() for n in (5, 3, 4)]
+    models[0][1].eval()
+    models[1].eval()  # a whole model in evaluation mode was only forgotten there
+    federation = problem(svfl(), models=models, batch_size=16)
+    list(federation.train(1))
+    assert not models[0][1].training
+    assert models[0].training
+    assert models[1][1].training
+    assert models[0][1].num_batches_tracked == 0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"labels": torch.zeros(60)}, "takes classes 0, 1, ... as int64"),
+        ({"labels": torch.full((60,), -1)}, "smallest -1"),
+        ({"labels": torch.full((60,), 5)}, "does not fit representations and labels"),
+        ({"labels": torch.full((60,), -1.0), "loss": "binary_cross_entropy"}, "takes labels 0 and 1, but -1 to -1"),
+        ({"labels": torch.full((60,), torch.nan), "loss": "mse"}, "the labels hold NaN"),
+        ({"features": [v * torch.inf for v in columns()]}, "columns of 'party1' hold NaN or infinity"),
+        ({"models": [nn.Linear(4, 4).double()] * 3, "features": [columns()[2]] * 3}, "share parameters"),
+        ({"head": nn.Linear(5, 3).double()}, "does not fit representations and labels"),
+        ({"models": [nn.Linear(n + 1, 4).double() for n in (5, 3, 4)]}, "does not work on its columns"),
+        ({"models": [nn.Linear(5, 4).double(), nn.Linear(3, 4), nn.Linear(4, 4)]}, "does not work on its columns"),
+        ({"head": nn.BatchNorm1d(4).double(), "batch_size": 59}, "leave a batch of one row"),
+    ],
+)
+def test_data_and_models_that_cannot_work_are_named(options: dict[str, object], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        problem(**options)  # type: ignore[arg-type]
+
+
+def test_prediction_takes_what_federate_takes() -> None:
+    named = dict(zip(("bank", "telco", "shop"), columns(), strict=True))
+    federation = problem(svfl(), features=named)
+    assert torch.equal(federation.predict(named), federation.predict(list(named.values())))
+
+
+def test_records_are_json_even_of_a_run_that_diverged() -> None:
+    record = Record(1, 1, float("inf"), {"loss": float("nan"), "accuracy": 0.5})
+    assert "NaN" not in record.to_json()
+    again = Record.from_json(record.to_json())
+    assert math.isnan(again.train["loss"])
+    assert again.train["accuracy"] == 0.5

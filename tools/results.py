@@ -39,7 +39,11 @@ def section(task: str, comparable: bool, note: str) -> str:
     if not results:
         return ""
     seeds = max(len(done) for done in results.values())
-    parts = [f"## {plan.title}\n", f"{plan.about} {note} Seeds done: {seeds}.\n", tables.markdown(plan, results, comparable)]
+    parts = [
+        f"## {plan.title}\n",
+        f"{plan.about} {note} Seeds done: {seeds}.\n",
+        tables.markdown(plan, results, comparable),
+    ]
     headings, body = tables.communication(plan, results)
     lines = [headings, ["---"] * len(headings), *body]
     parts += ["\nSent in one run:\n", "\n".join("| " + " | ".join(line) + " |" for line in lines)]

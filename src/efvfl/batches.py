@@ -22,6 +22,10 @@ def take(values: Tensor, rows: Rows) -> Tensor:
     return values[rows] if isinstance(rows, slice) else values.index_select(0, rows)
 
 
+# shuffle: every row once an epoch. independent: every batch drawn anew, as the theory of batch reports assumes.
+BatchOrder = Literal["shuffle", "independent"]
+
+
 class Source(Protocol):
     """Columns that are made when they are asked for, such as augmented images: a pure function of rows and step."""
 
@@ -44,8 +48,7 @@ class Batches:
     samples: int
     size: int = 0  # rows in a batch; 0: all of them (full batch)
     seed: int = 0  # shared by all participants
-    # shuffle: every row once an epoch. independent: every batch drawn anew, as the theory of batch reports assumes.
-    order: Literal["shuffle", "independent"] = "shuffle"
+    order: BatchOrder = "shuffle"
 
     def __post_init__(self) -> None:
         """Refuse schedules without rows."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +42,7 @@ class Optimizer:
         """Return the optimiser for these parameters."""
         try:
             optimizer: TorchOptimizer = getattr(torch.optim, self.name)(parameters, **self.options)
-        except TypeError as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(f"torch.optim.{self.name} does not take {dict(self.options)}: {error}") from error
         return optimizer
 
@@ -52,7 +52,7 @@ class Optimizer:
             return None
         try:
             made: LRScheduler = getattr(torch.optim.lr_scheduler, self.scheduler)(optimizer, **self.scheduler_options)
-        except TypeError as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             options = dict(self.scheduler_options)
             raise ConfigError(f"scheduler {self.scheduler} does not take {options}: {error}") from error
         return made
@@ -69,9 +69,11 @@ class Block:
 
     def __init__(self, module: nn.Module, optimizer: Optimizer | None, steps_per_epoch: int = 1) -> None:
         """Take over the module: it trains in place. Without an optimiser it is only a copy that others write to."""
-        self.module = module.train()
+        if not module.training:
+            module.train()  # parts that were frozen on purpose inside a module in training mode stay so
+        self.module = module
         self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self.buffers = list(module.buffers())
+        self.dtype = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
         self.steps_per_epoch = steps_per_epoch
         # A fusion model may have no parameters at all, and torch refuses to optimise nothing.
         self.optimizer = optimizer.build(self.parameters) if optimizer and self.parameters else None
@@ -83,7 +85,7 @@ class Block:
             parameter.grad = None
 
     def update(self) -> None:
-        """X <- x - eta * gradient, or whatever the optimiser makes of it."""
+        """Move x along its gradient, as the optimiser does."""
         if self.optimizer is not None:
             self.optimizer.step()
 
@@ -99,44 +101,31 @@ class Block:
         if self.scheduler is not None and (step + 1) % self.steps_per_epoch == 0:
             self.scheduler.step()
 
-    def forward_aside(self, *inputs: Tensor) -> Tensor:
-        """Run the module on copies of its buffers, so that running statistics stay as they are for good."""
-        aside = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-        output: Tensor = functional_call(self.module, aside, inputs)
-        return output
-
-    @contextmanager
-    def buffers_kept(self) -> Iterator[None]:
-        """Undo, at the end, whatever a forward and backward pass does to running statistics."""
-        saved = [buffer.clone() for buffer in self.buffers]
-        try:
-            yield
-        finally:
-            for buffer, value in zip(self.buffers, saved, strict=True):
-                buffer.copy_(value)
+    def buffers(self) -> dict[str, Tensor]:
+        """Return copies of all buffers: running statistics and the like."""
+        return {name: buffer.clone() for name, buffer in self.module.named_buffers()}
 
     def _model_tensors(self) -> list[Tensor]:
-        return [*self.module.parameters(), *(b for b in self.buffers if b.is_floating_point())]
+        return [*self.module.parameters(), *self.module.buffers()]  # asked for anew: a module may replace a buffer
 
     def vector(self) -> Tensor:
-        """Return x_k as one vector: parameters and floating-point buffers."""
-        return flatten(self._model_tensors())
+        """Return x_k as one vector: parameters and buffers."""
+        return flatten(self._model_tensors(), self.dtype)
 
     def load_vector(self, vector: Tensor) -> None:
         """Take over the values of a vector of the same layout."""
         unflatten(vector, self._model_tensors())
 
     def _all_tensors(self) -> list[Tensor]:
-        tensors = [*self.module.parameters(), *self.buffers]
+        tensors = self._model_tensors()
         if self.optimizer is not None:
-            for parameter in self.parameters:
-                state = self.optimizer.state[parameter]
+            for state in (self.optimizer.state.get(parameter, {}) for parameter in self.parameters):
                 tensors += [state[name] for name in sorted(state) if isinstance(state[name], Tensor)]
         return tensors
 
     def exact_vector(self) -> Tensor:
-        """Return everything that decides the next update, optimiser state and all buffers included, as float64."""
-        return flatten([tensor.double() for tensor in self._all_tensors()])
+        """Return everything that decides the next update, optimiser state included, as float64."""
+        return flatten(self._all_tensors(), torch.float64)
 
     def load_exact_vector(self, vector: Tensor) -> None:
         """Take over another's `exact_vector`."""
@@ -147,25 +136,37 @@ class Block:
         return hashlib.blake2b(self.exact_vector().numpy().tobytes(), digest_size=8).digest()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return module, optimiser and scheduler."""
-        return {
-            "module": {name: value.clone() for name, value in self.module.state_dict().items()},
+        """Return a snapshot of module, optimiser and scheduler."""
+        state = {
+            "module": self.module.state_dict(),
+            "buffers": self.buffers(),  # also those that torch leaves out of a module's state
             "optimizer": self.optimizer.state_dict() if self.optimizer else {},
             "scheduler": self.scheduler.state_dict() if self.scheduler else {},
         }
+        return copy.deepcopy(state)  # torch hands out live tensors
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
+        state = copy.deepcopy(state)  # torch would keep the caller's tensors
         self.module.load_state_dict(state["module"])
+        unflatten(flatten(list(state["buffers"].values()), torch.float64), list(self.module.buffers()))
         if self.optimizer:
             self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler:
             self.scheduler.load_state_dict(state["scheduler"])
 
 
-def flatten(tensors: list[Tensor]) -> Tensor:
+def aside(module: nn.Module, *inputs: Tensor, buffers: dict[str, Tensor] | None = None) -> Tensor:
+    """Run a module on copies of its buffers, or on given ones, so that its own stay as they are."""
+    if buffers is None:
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    output: Tensor = functional_call(module, buffers, inputs) if buffers else module(*inputs)
+    return output
+
+
+def flatten(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
     """Return all entries one after another."""
-    return torch.cat([t.detach().reshape(-1) for t in tensors]) if tensors else torch.zeros(0)
+    return torch.cat([t.detach().reshape(-1).to(dtype) for t in tensors]) if tensors else torch.zeros(0, dtype=dtype)
 
 
 def unflatten(vector: Tensor, into: list[Tensor]) -> None:

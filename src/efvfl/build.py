@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from efvfl import losses, memory
-from efvfl.batches import Batches, Source
+from efvfl.batches import Batches, BatchOrder, Source
 from efvfl.block import Block, Optimizer
 from efvfl.channel import Channel
 from efvfl.errors import ConfigError
@@ -18,7 +18,7 @@ from efvfl.fusion import Combine, Fusion
 from efvfl.ledger import Ledger
 from efvfl.losses import Loss
 from efvfl.methods import Agreement, Link, Method, svfl
-from efvfl.observe import Split
+from efvfl.observe import Split, evaluating, predict
 from efvfl.party import Guide, Party
 from efvfl.private import PrivateAnswer, PrivateGuide
 from efvfl.replica import (
@@ -67,11 +67,11 @@ class Plan:
         what = f"{self.names[party]}'s {'representation' if direction == 'up' else 'cotangent'}"
         return Channel(link.compressor, made, (width,), self.dtype, key, what)
 
-    def fusion_channel(self, size: int, key: int = 0) -> Channel:
+    def fusion_channel(self, block: Block, key: int = 0) -> Channel:
         """Return one end of the channel that carries the fusion model as a vector."""
         link = self.method.fusion
-        made = memory.make(link.memory, (size,), self.dtype, link.start)
-        return Channel(link.compressor, made, (), self.dtype, key, "the fusion model")
+        made = memory.make(link.memory, tuple(block.vector().shape), block.dtype, link.start)
+        return Channel(link.compressor, made, (), block.dtype, key, "the fusion model")
 
 
 def make_server(plan: Plan, fusion: Fusion, labels: Tensor, private_seed: int) -> Server:
@@ -104,7 +104,7 @@ def _teller(plan: Plan, block: Block, private_seed: int) -> Teller:
         return SendTeller(block, len(plan.names))
     if plan.agreement.fusion == "replicate":
         return ReplicateTeller(block, plan.names, plan.agreement.digest_every)
-    channel = plan.fusion_channel(block.vector().numel(), derive(private_seed, "noise", "fusion"))
+    channel = plan.fusion_channel(block, derive(private_seed, "noise", "fusion"))
     return CompressTeller(block, len(plan.names), channel)
 
 
@@ -114,7 +114,7 @@ def _hearer(plan: Plan, fusion: Fusion) -> Hearer:
     block = Block(fusion.requires_grad_(False), None)  # written to, never trained here
     if plan.agreement.fusion == "send":
         return SendHearer(block)
-    return CompressHearer(block, plan.fusion_channel(block.vector().numel()))
+    return CompressHearer(block, plan.fusion_channel(block))
 
 
 def make_party(
@@ -194,7 +194,7 @@ def federate(
     agreement: Agreement | None = None,
     optimizer: Optimizer | None = None,
     batch_size: int = 0,
-    batch_order: str = "shuffle",
+    batch_order: BatchOrder = "shuffle",
     seed: int = 0,
     validation: tuple[Columns, Tensor] | None = None,
     test: tuple[Columns, Tensor] | None = None,
@@ -223,7 +223,7 @@ def federate(
         raise ConfigError(f"label_holder = {label_holder!r} is not a party; parties are {names}.")
     splits = {"train": _split(features, labels, names, "training")}
     for name, split in (("validation", validation), ("test", test)):
-        if split is not None:
+        if split is not None and len(split[1]):
             splits[name] = _split(split[0], split[1], names, name)
     if sources and [len(source) for source in sources] != [len(labels)] * len(names):
         raise ConfigError(f"{len(names)} sources of {len(labels):,} rows are needed, one for each party.")
@@ -237,7 +237,11 @@ def federate(
         raise ConfigError(
             f"combine = {combine!r} needs equal widths, but the local models give {widths}: use 'concat'."
         )
-    batches = Batches(len(labels), batch_size, derive(seed, "batches"), batch_order)  # type: ignore[arg-type]
+    if len({dtype for _, dtype in probes}) > 1:
+        raise ConfigError(f"the local models give {sorted(str(d) for _, d in probes)}: one dtype for all is needed.")
+    batches = Batches(len(labels), batch_size, derive(seed, "batches"), batch_order)
+    _check_parts(splits["train"], names, models, fusion, losses.lookup(loss))
+    _check_batches(batches, [*models, fusion])
     plan = Plan(
         names=names,
         widths=widths,
@@ -264,18 +268,59 @@ def federate(
     }
     server = make_server(plan, fusion, labels, derive(seed, "server"))
     ledger = Ledger()
-    transport = LocalTransport(parties, ledger, here=[label_holder] if label_holder else [], wire=wire)
-    return Federation(server, parties, transport, ledger, splits)
+    here = [label_holder] if label_holder else []
+    transport = LocalTransport(parties, ledger, here, wire)
+    return Federation(server, parties, transport, ledger, splits, here)
 
 
 def model_width(model: nn.Module, features: Tensor, name: str) -> tuple[int, torch.dtype]:
     """Return the width and dtype of a local model's representation, found on one row and without side effects."""
-    training = model.training
-    with torch.no_grad():
-        h = model.eval()(features[:1])
-    model.train(training)
-    if h.dim() != 2 or len(h) != 1:
+    try:
+        with torch.no_grad(), evaluating([model]):
+            h = model(features[:1].clone())
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        shape = tuple(features.shape[1:])
+        raise ConfigError(
+            f"the local model of {name!r} does not work on its columns of shape {shape}: {error}"
+        ) from error
+    if h.dim() != 2 or len(h) != 1 or not h.shape[1]:
         raise ConfigError(
             f"the local model of {name!r} turns one row into shape {tuple(h.shape)}; (1, width) is expected."
         )
+    if h.dtype not in (torch.float32, torch.float64):
+        raise ConfigError(f"the local model of {name!r} gives {h.dtype}, float32 or float64 is expected.")
     return h.shape[1], h.dtype
+
+
+def _check_parts(split: Split, names: list[str], models: Sequence[nn.Module], fusion: Fusion, loss: Loss) -> None:
+    """Refuse data and models that cannot be trained together, and say which of them is wrong."""
+    for name, x in zip(names, split.features, strict=True):
+        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+            raise ConfigError(f"the columns of {name!r} hold NaN or infinity: fill or drop such rows first.")
+    owners: dict[int, str] = {}
+    for name, module in zip([*names, "the server"], [*models, fusion], strict=True):
+        for parameter in module.parameters():
+            if owners.setdefault(id(parameter), name) != name:
+                raise ConfigError(
+                    f"{owners[id(parameter)]!r} and {name!r} share parameters: give each a model of its own."
+                )
+    loss.check(split.labels)
+    few = min(8, len(split.labels))
+    try:
+        output = predict(models, fusion, [x[:few].clone() for x in split.features])
+        loss(output, split.labels[:few])
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise ConfigError(
+            f"the head or the loss {loss.name!r} does not fit representations and labels: {error}"
+        ) from error
+
+
+def _check_batches(batches: Batches, modules: Sequence[nn.Module]) -> None:
+    """Refuse batches of one row where a layer needs the statistics of several."""
+    smallest = min(batches.count(step) for step in (0, batches.per_epoch - 1))
+    normed = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for module in modules for part in module.modules())
+    if smallest == 1 and normed:
+        raise ConfigError(
+            f"{batches.samples:,} rows in batches of {batches.size} leave a batch of one row, and batch normalisation "
+            "needs more: choose another batch_size, or group normalisation."
+        )

@@ -73,10 +73,12 @@ class Channel:
     def decode(self, rows: Rows, packets: Packets, count: int) -> Tensor:
         """Return what the packets of `count` rows say, or refuse them; nothing is changed yet."""
         new = self.memory.first_visits(rows)
-        expected = 1 if new is None or bool(new.all()) else 2  # rows never reported before come by themselves, exactly
+        if new is not None and bool(new.all()):
+            new = None  # all of them exactly, in one packet
+        expected = 1 if new is None else 2  # rows never reported before come by themselves, exactly
         if len(packets) != expected:
             raise ProtocolError(f"{self.what} came in {len(packets)} packets, {expected} is expected.")
-        if new is None or expected == 1:
+        if new is None:
             return unpack(packets[0], (count, *self.width), self.dtype, self.what)
         decoded = torch.empty((count, *self.width), dtype=self.dtype)
         for mask, packet in zip((new, ~new), packets, strict=True):

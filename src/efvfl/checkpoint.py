@@ -5,7 +5,7 @@ A file is written next to its place, flushed to the disk and renamed: a crash le
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import json
 import os
 from collections import Counter
@@ -14,6 +14,7 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from efvfl.errors import CheckpointError
@@ -21,16 +22,17 @@ from efvfl.errors import CheckpointError
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Put `data` at `path` so that no crash leaves half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(part, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
         raise CheckpointError(f"cannot write {path}: {error}. What was there before is untouched.") from error
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -46,7 +48,10 @@ def _strip(value: Any, tensors: dict[str, Tensor]) -> Any:
             tensors[str(len(tensors))] = value.detach().contiguous()
             return ["tensor", str(len(tensors) - 1)]
         case bytes():
-            return ["bytes", base64.b64encode(value).decode()]
+            tensors[str(len(tensors))] = (
+                torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0)
+            )
+            return ["bytes", str(len(tensors) - 1)]
         case Counter():
             return ["counter", [[_strip(k, tensors), v] for k, v in value.items()]]
         case dict():
@@ -66,8 +71,8 @@ def _restore(value: Any, tensors: dict[str, Tensor]) -> Any:
     match value:
         case ["tensor", str(name)] if name in tensors:
             return tensors[name]
-        case ["bytes", str(text)]:
-            return base64.b64decode(text, validate=True)
+        case ["bytes", str(name)] if name in tensors:
+            return tensors[name].numpy().tobytes()
         case ["counter", list(pairs)]:
             return Counter({_restore(k, tensors): v for k, v in pairs})
         case ["dict", list(pairs)]:
@@ -79,14 +84,18 @@ def _restore(value: Any, tensors: dict[str, Tensor]) -> Any:
     raise CheckpointError(f"a checkpoint holds an entry of unknown form: {str(value)[:80]}")
 
 
-def save(path: Path, state: dict[str, Any]) -> None:
+def save(path: Path | str, state: dict[str, Any]) -> None:
     """Write a state."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_strip(state, tensors))
-    write_atomically(path, safetensors.torch.save(tensors, metadata={"efvfl": "1", "tree": tree}))
+    try:
+        data = safetensors.torch.save(tensors, metadata={"efvfl": "1", "tree": tree})
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(f"cannot write {path}: {error}.") from error
+    write_atomically(Path(path), data)
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path | str) -> dict[str, Any]:
     """Read what `save` wrote."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:

@@ -117,6 +117,7 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     from efvfl.screen import comparison, ledger_table
 
     config = configs.load(options.file)
+    sys.path.insert(0, str(options.file.parent.resolve()))  # your own models may lie beside the file
     config = replace(config, **{k: getattr(options, k) for k in ("epochs", "seed") if getattr(options, k) is not None})
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -140,9 +141,14 @@ def _train(federation: Federation, config: RunConfig, out: Path, resume: bool, c
 
     path, lines = out / "checkpoint.safetensors", out / "records.jsonl"
     identity = asdict(replace(config, epochs=0))  # a run may go on for more epochs than it was started with
+    identity["rows"] = {
+        name: list(x.shape) for name, x in zip(federation.parties, federation.splits["train"].features, strict=True)
+    }
     records: list[Record] = []
     if resume:
         state = checkpoint.load(path)
+        if not {"config", "federation", "records"} <= set(state):
+            raise CheckpointError(f"{path} was not left by `efvfl run`: name another folder, or load it from Python.")
         if state["config"] != identity:
             changed = sorted(k for k in identity if state["config"].get(k) != identity[k])
             raise ConfigError(
@@ -160,7 +166,3 @@ def _train(federation: Federation, config: RunConfig, out: Path, resume: bool, c
         checkpoint.save(path, {"config": identity, "federation": federation.state_dict(), "records": text})
         checkpoint.write_atomically(lines, "\n".join([*text, ""]).encode())
     return records
-
-
-if __name__ == "__main__":
-    sys.exit(main())

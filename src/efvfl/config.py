@@ -39,6 +39,10 @@ class ModelConfig:
     last: str = "sigmoid"  # activation of the representation
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of resnet18, mvcnn or your own module
 
+    def __post_init__(self) -> None:
+        """Refuse layers without entries."""
+        at_least(1, width=self.width, **{f"hidden[{i}]": size for i, size in enumerate(self.hidden)})
+
 
 @dataclass(frozen=True)
 class FusionConfig:
@@ -92,7 +96,7 @@ class RunConfig:
     batch_size: int = 128  # 0: full batch
     batch_order: Literal["shuffle", "independent"] = "shuffle"
     loss: str = "cross_entropy"
-    threads: int = 0  # of torch; 0: as torch decides
+    threads: int = 1  # of torch; small models are fastest with one, 0: as torch decides
     observe_every: int = 1  # epochs between two records
     observe_gradient: bool = True  # also the full gradient and the distortion, which cost about an epoch
     label_holder: str = ""  # the party, if any, that sits next to the server
@@ -103,6 +107,38 @@ class RunConfig:
     agreement: Agreement = field(default_factory=Agreement)
     optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "SGD", "lr": 1.0})
     party: tuple[PartyConfig, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range, and settings that would have no effect."""
+        at_least(0, epochs=self.epochs, batch_size=self.batch_size, threads=self.threads)
+        at_least(1, observe_every=self.observe_every)
+        method, agreement = self.method, self.agreement
+        for useless, setting, why in (
+            (method.down and agreement.labels == "shared", "method.down", "labels are shared: no cotangent is sent"),
+            (method.fusion and agreement.fusion != "compress", "method.fusion", "agreement.fusion is not 'compress'"),
+            (method.start == "exact" and method.name != "efvfl", "method.start", f"{method.name} has no memory"),
+            (
+                agreement.labels == "private" and agreement.downlink != "relay",
+                "agreement.downlink",
+                "labels are private",
+            ),
+            (agreement.labels == "private" and agreement.fusion != "send", "agreement.fusion", "labels are private"),
+        ):
+            if useless:
+                raise ConfigError(
+                    f"{setting} is set, but it would have no effect: {why}. Leave it out or change the other."
+                )
+        if agreement.fusion == "compress" and not method.fusion:
+            raise ConfigError(
+                "agreement.fusion = 'compress' needs method.fusion, such as { name = 'topk', ratio = 0.1 }."
+            )
+
+
+def at_least(least: int, **values: int) -> None:
+    """Refuse numbers below the least that makes sense."""
+    for name, value in values.items():
+        if value < least:
+            raise ConfigError(f"{name} = {value} came, at least {least} is expected.")
 
 
 def load(path: Path) -> RunConfig:

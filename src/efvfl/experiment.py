@@ -10,7 +10,7 @@ from torch import nn
 
 from efvfl import models, vision
 from efvfl.block import Optimizer
-from efvfl.build import federate
+from efvfl.build import federate, model_width
 from efvfl.config import FusionConfig, ModelConfig, RunConfig
 from efvfl.data import Dataset, catalogue, digits, npz
 from efvfl.errors import ConfigError, nearest
@@ -78,7 +78,8 @@ def make_federation(config: RunConfig, data: Dataset) -> Federation:
         for k, (name, model) in enumerate(zip(data.names, chosen, strict=True))
     ]
     outputs = 1 if config.loss in ("binary_cross_entropy", "mse", "huber") else data.classes
-    widths = [c.width for c in chosen]
+    columns = zip(locals_, data.train.features, data.names, strict=True)
+    widths = [model_width(model, x, name)[0] for model, x, name in columns]
     inputs = sum(widths) if config.fusion.combine == "concat" else widths[0]
     head = models.seeded_model(derive(config.seed, "server", "init"), partial(_head, config.fusion, inputs, outputs))
 

@@ -7,9 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from efvfl.block import aside
 from efvfl.errors import ConfigError
 from efvfl.losses import Loss
-from efvfl.rng import derive, seeded
+from efvfl.rng import seeded
 
 Combine = Literal["sum", "mean", "concat"]
 
@@ -83,7 +84,13 @@ class Fusion(nn.Module):
         return [torch.sub(combined, surrogate, alpha=self.weight(parties))]
 
 
-def head_loss(fusion: Fusion, combined: Tensor, targets: Tensor, loss: Loss, key: int, step: int, turn: int) -> Tensor:
-    """Return the loss on a combined representation; all who compute it draw the same dropout masks."""
-    with seeded(derive(key, step, turn)):
-        return loss(fusion.head(combined), targets)
+def head_loss(
+    fusion: Fusion, combined: Tensor, targets: Tensor, loss: Loss, key: int, keep_buffers: bool = False
+) -> Tensor:
+    """Return the loss on a combined representation; all who compute it with the same key draw the same dropout masks.
+
+    The head gets a copy of its own, because it may work in place and others still need what is combined.
+    """
+    with seeded(key):
+        copy = combined.clone()
+        return loss(aside(fusion.head, copy) if keep_buffers else fusion.head(copy), targets)

@@ -20,10 +20,25 @@ class Loss:
     function: Callable[[Tensor, Tensor], Tensor]  # (output, target) -> mean over the rows
     metric_name: str
     metric: Callable[[Tensor, Tensor], float]  # (output, target) of all rows -> a number, larger is better
+    labels: str = "any"  # what it takes: "classes" (whole numbers from 0), "shares" (between 0 and 1), "any"
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the mean loss."""
         return self.function(output, target)
+
+    def check(self, labels: Tensor) -> None:
+        """Refuse labels that this loss would take for something else."""
+        if labels.is_floating_point() and not bool(torch.isfinite(labels).all()):
+            raise ConfigError("the labels hold NaN or infinity.")
+        if self.labels == "classes" and (labels.dtype != torch.int64 or labels.dim() != 1 or int(labels.min()) < 0):
+            raise ConfigError(
+                f"loss {self.name!r} takes classes 0, 1, ... as int64, one for each row, but labels of dtype "
+                f"{labels.dtype}, shape {tuple(labels.shape)} and smallest {float(labels.min()):g} came."
+            )
+        if self.labels == "shares" and (float(labels.min()) < 0 or float(labels.max()) > 1):
+            raise ConfigError(
+                f"loss {self.name!r} takes labels 0 and 1, but {float(labels.min()):g} to {float(labels.max()):g} came."
+            )
 
 
 def _flat(output: Tensor, target: Tensor) -> Tensor:
@@ -59,8 +74,8 @@ def _r2(output: Tensor, target: Tensor) -> float:
 LOSSES = {
     loss.name: loss
     for loss in (
-        Loss("cross_entropy", F.cross_entropy, "accuracy", _accuracy),
-        Loss("binary_cross_entropy", _binary, "accuracy", _binary_accuracy),  # on logits
+        Loss("cross_entropy", F.cross_entropy, "accuracy", _accuracy, "classes"),
+        Loss("binary_cross_entropy", _binary, "accuracy", _binary_accuracy, "shares"),  # on logits
         Loss("mse", _mse, "r2", _r2),
         Loss("huber", _huber, "r2", _r2),
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from efvfl.batches import Rows, take
-from efvfl.errors import ConfigError
+from efvfl.errors import CheckpointError, ConfigError
 
 Start = Literal["compressed", "exact"]
 
@@ -56,7 +56,9 @@ class Direct:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """There is nothing to load."""
+        """There is nothing to load, and there must not be."""
+        if state:
+            raise CheckpointError("the saved state has a memory, but this run compresses directly.")
 
 
 class ErrorFeedback:
@@ -99,7 +101,13 @@ class ErrorFeedback:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved G."""
-        self.g.copy_(state["g"])
+        saved = state.get("g")
+        if saved is None or saved.shape != self.g.shape or saved.dtype != self.g.dtype:
+            came = "no memory" if saved is None else f"a memory of {tuple(saved.shape)}, {saved.dtype}"
+            raise CheckpointError(f"the saved state has {came}, but {tuple(self.g.shape)}, {self.g.dtype} is expected.")
+        if ("seen" in state) != (self.seen is not None):
+            raise CheckpointError("the saved state was made with another start: compressed and exact do not mix.")
+        self.g.copy_(saved)
         if self.seen is not None:
             self.seen.copy_(state["seen"])
             self.unseen = int((~self.seen).sum())

@@ -40,14 +40,15 @@ class Split:
 
 @contextmanager
 def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Put modules in evaluation mode, and back in training mode."""
+    """Put modules in evaluation mode, and every part of them back as it was."""
+    parts = [(part, part.training) for module in modules for part in module.modules()]
     for module in modules:
         module.eval()
     try:
         yield
     finally:
-        for module in modules:
-            module.train()
+        for part, training in parts:
+            part.training = training
 
 
 def predict(models: Sequence[nn.Module], fusion: Fusion, features: Sequence[Tensor]) -> Tensor:

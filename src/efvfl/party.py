@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from efvfl.batches import ALL, Batches, Rows, Source, columns_of, take
-from efvfl.block import Block
+from efvfl.block import Block, aside
 from efvfl.channel import Channel, Packets
-from efvfl.errors import ProtocolError
+from efvfl.errors import ConfigError, ProtocolError
 from efvfl.packet import Kind, Message
 from efvfl.rng import derive, seeded
 
@@ -50,6 +50,7 @@ class _Report:
     rows: Rows  # of the batch
     h: Tensor  # exact, with its graph, shape (batch, width)
     surrogate: Tensor  # what the server now has for these rows
+    buffers: dict[str, Tensor]  # the local model's, as they were before its forward pass
 
 
 class Party:
@@ -102,25 +103,33 @@ class Party:
         return reply
 
     def _forward(self, rows: Rows, step: int, turn: int) -> Tensor:
+        x = columns_of(self.features, rows, step)
+        version = x._version
         with seeded(derive(self.key, step, turn)):
-            h: Tensor = self.block.module(columns_of(self.features, rows, step))
+            h: Tensor = self.block.module(x)
+        if x._version != version and isinstance(rows, slice):
+            raise ConfigError(
+                f"the local model of {self.name!r} works in place on its input, which would spoil the columns: "
+                "give its first layer inplace=False."
+            )
         return h
 
     def _make_report(self) -> Message:
         """Compute h, send the compressed change of it, and keep the graph."""
         rows = self.batches.rows(self.step)
         reported = ALL if self.reports_all else rows
+        buffers = self.block.buffers()
         h = self._forward(reported, self.step, 0)
         packets, surrogate = self.up.send(reported, h, self.step)
-        self._keep(rows, h, surrogate)
+        self._keep(rows, h, surrogate, buffers)
         digest = self.guide.digest(self.step)
         return Message(Kind.REPORT, self.step, {self.number: packets} | ({0: digest} if digest else {}))
 
-    def _keep(self, rows: Rows, h: Tensor, surrogate: Tensor) -> None:
+    def _keep(self, rows: Rows, h: Tensor, surrogate: Tensor, buffers: dict[str, Tensor]) -> None:
         """Keep the batch's part of a report."""
         if self.reports_all:
             h, surrogate = take(h, rows), take(surrogate, rows)
-        self._report = _Report(rows, h, surrogate)
+        self._report = _Report(rows, h, surrogate, buffers)
 
     def _learn(self, message: Message, report: _Report) -> None:
         """Update x_k, once or local_steps times, on the batch that was reported."""
@@ -145,6 +154,7 @@ class Party:
             "up": self.up.state_dict(),
             "guide": self.guide.state_dict(),
             "reported": self._report is not None,
+            "buffers": dict(self._report.buffers) if self._report else {},
             "answered": list(self._answered) if self._answered else [],
             "reply": self._reply.to_bytes() if self._reply else b"",
         }
@@ -160,16 +170,17 @@ class Party:
         self._reply = Message.from_bytes(state["reply"]) if state["reply"] else None
         self._report = None
         if state["reported"]:
-            self._reopen()
+            self._reopen(state["buffers"])
 
-    def _reopen(self) -> None:
-        """Compute the open report's representation again; its running statistics were counted the first time."""
+    def _reopen(self, buffers: dict[str, Tensor]) -> None:
+        """Compute the open report's representation again, from the buffers of the first time; change none."""
         assert self._reply is not None, "a report is a reply"
         rows = self.batches.rows(self.step)
         reported = ALL if self.reports_all else rows
         with seeded(derive(self.key, self.step, 0)):
-            h = self.block.forward_aside(columns_of(self.features, reported, self.step))
-        self._keep(rows, h, self.up.last(reported, self._reply.packets[self.number], len(h)))
+            copies = {name: value.clone() for name, value in buffers.items()}
+            h = aside(self.block.module, columns_of(self.features, reported, self.step), buffers=copies)
+        self._keep(rows, h, self.up.last(reported, self._reply.packets[self.number], len(h)), buffers)
 
     @property
     def reporting(self) -> bool:

@@ -27,7 +27,8 @@ def draw_runs(path: Path, runs: Mapping[str, Sequence[Record]], title: str, metr
         left.plot([r.epoch for r in records], [r.train["loss"] for r in records], label=name, color=colour)
         sent = [(r.bytes_up + r.bytes_down) / 1e6 for r in records]
         right.plot(sent, [r.validation.get(metric, float("nan")) for r in records], label=name, color=colour)
-    left.set(xlabel="epoch", ylabel="training loss", yscale="log")
+    losses = [r.train["loss"] for records in runs.values() for r in records]
+    left.set(xlabel="epoch", ylabel="training loss", yscale="log" if min(losses, default=1) > 0 else "linear")
     right.set(xlabel="megabytes sent, both directions", ylabel=f"validation {metric}", xscale="log")
     for axes in (left, right):
         axes.grid(True, alpha=0.3)

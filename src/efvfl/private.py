@@ -11,6 +11,7 @@ from efvfl.channel import Channel, Packets
 from efvfl.errors import ProtocolError
 from efvfl.fusion import Fusion
 from efvfl.packet import Kind, Message
+from efvfl.replica import refuse_digests
 
 
 class PrivateGuide:
@@ -63,7 +64,8 @@ class PrivateAnswer:
         self.widths = [channel.width[0] for channel in channels]
 
     def prepare(self, step: int, replies: list[Message]) -> None:
-        """Nothing of the fusion model is told."""
+        """Nothing of the fusion model is told, and nothing is heard of it."""
+        refuse_digests([reply.packets.get(0, ()) for reply in replies])
 
     def messages(self, step: int, rows: Rows, replies: list[Message], combined: Tensor, hold: bool) -> list[Message]:
         """Return the cotangent of every party, given the derivative by the combined representation."""

@@ -9,16 +9,16 @@ from __future__ import annotations
 import warnings
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from efvfl.batches import ALL
 from efvfl.block import Block
 from efvfl.channel import Channel, Packets, send_exactly, unpack
-from efvfl.compress import decode
+from efvfl.compress import Identity
 from efvfl.errors import ProtocolError
 from efvfl.packet import DTYPES, Packet
 
+DIGEST = 8  # bytes
 MENDS = 2  # exact copies a replica gets; at the next mismatch it is sent every step
 
 
@@ -63,6 +63,22 @@ def _one(packets: Packets) -> Packet:
     return packets[0]
 
 
+def refuse_digests(digests: list[Packets]) -> None:
+    """Refuse block 0 in reports where no digest is due."""
+    for number, packets in enumerate(digests, start=1):
+        if packets:
+            raise ProtocolError(f"party {number} sent block 0 with its report, but no digest of a fusion model is due.")
+
+
+def _digest_in(packets: Packets, name: str) -> bytes:
+    """Return the 8 bytes of a digest that is due."""
+    if len(packets) != 1 or packets[0].codec != Identity.code or packets[0].dtype != DTYPES[2]:
+        raise ProtocolError(f"party {name!r} must send one digest of its fusion model now, but something else came.")
+    if packets[0].shape != (DIGEST,) or len(packets[0].body) != DIGEST:
+        raise ProtocolError(f"a digest of shape {packets[0].shape} came from {name!r}, {DIGEST} bytes are expected.")
+    return packets[0].body
+
+
 def _hear_vector(block: Block, packets: Packets) -> None:
     vector = block.vector()
     block.load_vector(unpack(_one(packets), tuple(vector.shape), vector.dtype, "the fusion model"))
@@ -78,6 +94,7 @@ class SendTeller:
 
     def tell(self, step: int, digests: list[Packets]) -> list[Packets]:
         """Return the same packet for all."""
+        refuse_digests(digests)
         return [send_exactly(self.block.vector())] * self.parties
 
     def state_dict(self) -> dict[str, Any]:
@@ -124,6 +141,7 @@ class CompressTeller:
 
     def tell(self, step: int, digests: list[Packets]) -> list[Packets]:
         """Return the same packet for all. The server itself goes on with its exact x0."""
+        refuse_digests(digests)
         packets, _ = self.channel.send(ALL, self.block.vector(), step)
         return [packets] * self.parties
 
@@ -176,29 +194,26 @@ class ReplicateTeller:
 
     def tell(self, step: int, digests: list[Packets]) -> list[Packets]:
         """Return exact copies where they are needed."""
+        due = step > 0 and step % self.every == 0
+        expects = [due and mends <= MENDS for mends in self.mends]
+        refuse_digests([() if due_now else packets for due_now, packets in zip(expects, digests, strict=True)])
+        theirs = [_digest_in(d, n) if e else b"" for e, d, n in zip(expects, digests, self.names, strict=True)]
         if step == 0:
             return [send_exactly(self.block.exact_vector())] * len(self.names)
-        own = self.block.digest() if step % self.every == 0 else b""
-        return [self._tell_one(party, own, digests[party]) for party in range(len(self.names))]
+        own = self.block.digest() if due else b""
+        return [self._tell_one(party, expects[party] and theirs[party] != own) for party in range(len(self.names))]
 
-    def _tell_one(self, party: int, own: bytes, digest: Packets) -> Packets:
+    def _tell_one(self, party: int, mismatch: bool) -> Packets:
+        self.mends[party] += mismatch
         if self.mends[party] > MENDS:
+            if mismatch:
+                warnings.warn(
+                    f"party {self.names[party]!r} computed another fusion model than the server for the third time: it "
+                    "is sent every step from now on. Other processors or versions may do that; set fusion = 'send'.",
+                    stacklevel=2,
+                )
             return send_exactly(self.block.vector())
-        if not own:
-            return ()
-        if not digest or decode(digest[0]).tobytes() == own:
-            if not digest:
-                raise ProtocolError(f"party {self.names[party]!r} sent no digest of its fusion model; one is due.")
-            return ()
-        self.mends[party] += 1
-        if self.mends[party] <= MENDS:
-            return send_exactly(self.block.exact_vector())
-        warnings.warn(
-            f"party {self.names[party]!r} computed another fusion model than the server for the third time: it is sent "
-            "every step from now on. Different processors or library versions do that; set fusion = 'send'.",
-            stacklevel=4,
-        )
-        return send_exactly(self.block.vector())
+        return send_exactly(self.block.exact_vector()) if mismatch else ()
 
     def state_dict(self) -> dict[str, Any]:
         """Return how often each party was mended."""
@@ -234,16 +249,15 @@ class ReplicateHearer:
         if mends > MENDS:
             _hear_vector(self.block, packets)
         else:
-            packet = _one(packets)  # as many numbers as it says: whether they fit is checked on loading
-            copy = unpack(packet, packet.shape, torch.float64, "the fusion model's exact copy")
-            self.block.load_exact_vector(copy)
+            shape = tuple(self.block.exact_vector().shape)
+            self.block.load_exact_vector(unpack(_one(packets), shape, torch.float64, "the fusion model's exact copy"))
         self.started, self.mends = True, mends
 
     def digest(self, step: int) -> Packets:
         """Return the digest when it is due."""
         if step == 0 or step % self.every or not self.follows:
             return ()
-        return (Packet(0, DTYPES[2], (8,), np.frombuffer(self.block.digest(), dtype=np.uint8).tobytes()),)
+        return (Packet(Identity.code, DTYPES[2], (DIGEST,), self.block.digest()),)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the copy and how it fared."""

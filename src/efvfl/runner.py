@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from efvfl.errors import CheckpointError, ConfigError
 from efvfl.sweep import Job
+from efvfl.train import finite_or_null
 
 Engine = Literal["processes", "ray"]
 CHECKPOINT_SECONDS = 60.0
@@ -51,12 +52,14 @@ class Result:
 
     def to_json(self) -> str:
         """Return the whole as JSON, the same text for the same run."""
-        return json.dumps(asdict(self), indent=0, sort_keys=True)
+        return json.dumps(finite_or_null(asdict(self)), indent=0, sort_keys=True, allow_nan=False)
 
     @classmethod
     def read(cls, path: Path) -> Result:
         """Read a result's file."""
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
+        table = json.loads(path.read_text(encoding="utf-8"))
+        columns = {n: [float("nan") if v is None else v for v in c] for n, c in table.pop("columns").items()}
+        return cls(columns=columns, **table)
 
 
 def run_job(job: Job, folder: Path, progress: Callable[[int], None] | None = None) -> None:

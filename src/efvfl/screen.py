@@ -61,16 +61,17 @@ def comparison(runs: Mapping[str, Sequence[Record]]) -> Table:
     """Return the last record of each run side by side; savings are against the first."""
     table = Table(title="After training")
     metric = next((m for m in next(iter(runs.values()))[-1].test if m != "loss"), "loss")
-    for heading in ("method", f"test {metric}", "bytes up", "bytes down", "saved", "seconds"):
+    several = ("saved",) if len(runs) > 1 else ()
+    for heading in ("method", f"test {metric}", "bytes up", "bytes down", *several, "seconds"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
     first = next(iter(runs.values()))[-1]
     for name, records in runs.items():
         last = records[-1]
         factor = (first.bytes_up + first.bytes_down) / max(1, last.bytes_up + last.bytes_down)
         score = last.test.get(metric, float("nan"))
-        shown = f"{100 * score:.1f} %" if metric == "accuracy" else f"{score:.4f}"
-        saved = f"{factor:.1f} x"
-        table.add_row(name, shown, size(last.bytes_up), size(last.bytes_down), saved, f"{last.seconds:.1f}")
+        shown = f"{100 * score:.1f} %" if metric == "accuracy" else f"{score:.4f}" if last.test else "no test rows"
+        saved = [f"{factor:.1f} x"] if several else []
+        table.add_row(name, shown, size(last.bytes_up), size(last.bytes_down), *saved, f"{last.seconds:.1f}")
     return table
 
 

@@ -14,6 +14,7 @@ from efvfl.errors import ProtocolError
 from efvfl.fusion import Fusion, head_loss
 from efvfl.losses import Loss
 from efvfl.packet import Kind, Message
+from efvfl.rng import derive
 
 
 class Answer(Protocol):
@@ -22,7 +23,7 @@ class Answer(Protocol):
     needs_cotangent: bool
 
     def prepare(self, step: int, replies: list[Message]) -> None:
-        """Note what must be told of the fusion model before it is updated."""
+        """Refuse what does not belong in the reports, and note the fusion model before it is updated."""
 
     def messages(self, step: int, rows: Rows, replies: list[Message], combined: Tensor, hold: bool) -> list[Message]:
         """Return one message for every party, in their order."""
@@ -74,14 +75,16 @@ class Server:
         """Absorb the reports, update x0 and answer. With `hold`, parties learn but do not report again yet."""
         step, rows = self.step_number, self.batches.rows(self.step_number)
         reports = self._checked(replies)
-        combined = self.fusion.combine(self._surrogates(reports, rows))
-        targets = take(self.labels, rows)
+        # Whatever can be refused is refused before anything is absorbed: then the same step can be tried again.
+        decoded = self._decoded(reports, rows)
         self.answer.prepare(step, reports)
+        combined = self.fusion.combine(self._surrogates(decoded, rows))
         combined.requires_grad_(self.answer.needs_cotangent)
+        targets = take(self.labels, rows)
         messages: list[Message] = []
         for turn in range(self.local_steps):
             self.block.zero_grad()
-            loss = head_loss(self.fusion, combined, targets, self.loss, self.key, step, turn)
+            loss = head_loss(self.fusion, combined, targets, self.loss, derive(self.key, step, turn))
             if loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]
             if turn == 0:
@@ -104,19 +107,20 @@ class Server:
                 )
         return [replies[name] for name in self.names]
 
-    def _surrogates(self, reports: list[Message], rows: Rows) -> list[Tensor]:
-        """Return every party's surrogate on the batch, after its report.
-
-        All reports are decoded before any is absorbed: one that is refused leaves every memory as it was.
-        """
+    def _decoded(self, reports: list[Message], rows: Rows) -> list[Tensor]:
+        """Return what every report says; nothing is changed yet."""
         reported = ALL if self.reports_all else rows
         count = self.batches.samples if self.reports_all else self.batches.count(self.step_number)
-        decoded = [
+        return [
             channel.decode(reported, report.packets[k], count)
             for k, (channel, report) in enumerate(zip(self.channels, reports, strict=True), start=1)
         ]
-        surrogates = [channel.absorb(reported, d) for channel, d in zip(self.channels, decoded, strict=True)]
-        return [take(g, rows) for g in surrogates] if self.reports_all else surrogates
+
+    def _surrogates(self, decoded: list[Tensor], rows: Rows) -> list[Tensor]:
+        """Absorb the reports and return every party's surrogate on the batch."""
+        if not self.reports_all:
+            return [channel.absorb(rows, d) for channel, d in zip(self.channels, decoded, strict=True)]
+        return [take(channel.absorb(ALL, d), rows) for channel, d in zip(self.channels, decoded, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on bit for bit, between any two steps."""

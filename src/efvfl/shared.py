@@ -19,6 +19,7 @@ from efvfl.fusion import Fusion, head_loss
 from efvfl.losses import Loss
 from efvfl.packet import Kind, Message
 from efvfl.replica import Hearer, Teller
+from efvfl.rng import derive
 
 
 class SharedGuide:
@@ -87,10 +88,10 @@ class SharedGuide:
         lesson = self._lesson
         assert lesson is not None, "hear comes before cotangent"
         leaf = h.detach().requires_grad_()
-        with self.hearer.block.buffers_kept():
-            combined = self.fusion.insert(lesson.rest, self.own, leaf, self.parties)
-            loss = head_loss(self.fusion, combined, lesson.targets, self.loss, self.key, step, turn)
-            (cotangent,) = torch.autograd.grad(loss, leaf)
+        combined = self.fusion.insert(lesson.rest, self.own, leaf, self.parties)
+        key = derive(self.key, step, turn)
+        loss = head_loss(self.fusion, combined, lesson.targets, self.loss, key, keep_buffers=True)
+        (cotangent,) = torch.autograd.grad(loss, leaf)
         return cotangent
 
     def finish(self, step: int) -> None:
@@ -102,7 +103,8 @@ class SharedGuide:
             assert combined is not None, "a lesson has parts or their combination"
             block = self.hearer.block
             for turn in range(self.local_steps):
-                block.descend(head_loss(self.fusion, combined, lesson.targets, self.loss, self.key, step, turn))
+                key = derive(self.key, step, turn)
+                block.descend(head_loss(self.fusion, combined, lesson.targets, self.loss, key))
             block.end_step(step)
         self._lesson = None
 
@@ -158,8 +160,8 @@ class SharedAnswer:
             blocks = [{j: report for j, report in reports.items() if j != k} for k in reports]
         kind = Kind.AGGREGATE if self.aggregate else Kind.RELAY
         return [
-            Message(kind, step, told | block if told else block, hold)
-            for told, block in zip(({0: t} if t else {} for t in self._told), blocks, strict=True)
+            Message(kind, step, {0: told, **block} if told else block, hold)
+            for told, block in zip(self._told, blocks, strict=True)
         ]
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -41,13 +42,29 @@ class Record:
     seconds: float = 0.0  # of wall time spent in training steps, observation not counted
 
     def to_json(self) -> str:
-        """Return one line of JSON."""
-        return json.dumps(asdict(self))
+        """Return one line of JSON; what is not a finite number becomes null."""
+        return json.dumps(finite_or_null(asdict(self)), allow_nan=False)
 
     @classmethod
     def from_json(cls, line: str) -> Record:
         """Read what `to_json` wrote."""
-        return cls(**json.loads(line))
+        table = json.loads(line)
+        return cls(**{key: _nan_for_null(value) for key, value in table.items()})
+
+
+def finite_or_null(value: Any) -> Any:
+    """Replace what JSON has no word for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite_or_null(item) for key, item in value.items()}
+    return [finite_or_null(item) for item in value] if isinstance(value, list) else value
+
+
+def _nan_for_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _nan_for_null(item) for key, item in value.items()}
+    return float("nan") if value is None else value
 
 
 class Federation:
@@ -60,13 +77,18 @@ class Federation:
         transport: Transport,
         ledger: Ledger,
         splits: Mapping[str, Split],
+        here: Collection[str] = (),
     ) -> None:
-        """Train what these parts make; `splits` has 'train' and perhaps 'validation' and 'test'."""
+        """Train what these parts make; `splits` has 'train' and perhaps 'validation' and 'test'.
+
+        Parties in `here` sit next to the server: what they report is not sent.
+        """
         self.server = server
         self.parties = parties
         self.transport = transport
         self.ledger = ledger
         self.splits = splits
+        self.here = frozenset(here)
         self.seconds = 0.0
         self._losses: list[float] = []  # of the epoch under way
         self._replies: dict[str, Message] | None = None  # reports under way; None: parties are holding
@@ -138,7 +160,7 @@ class Federation:
             bytes_up=self.ledger.total("up"),
             bytes_down=self.ledger.total("down"),
             ledger=self.ledger.table(),
-            paper_bits=sum(party.up.paper_bits for party in self.parties.values()),
+            paper_bits=sum(party.up.paper_bits for name, party in self.parties.items() if name not in self.here),
             seconds=self.seconds,
         )
 
@@ -151,8 +173,10 @@ class Federation:
             total += observe.distortion(party.up, h, rows, party.step)
         return total
 
-    def predict(self, features: list[Tensor]) -> Tensor:
+    def predict(self, features: Mapping[str, Tensor] | Sequence[Tensor]) -> Tensor:
         """Return the trained network's output for new rows, one tensor of columns for each party."""
+        if isinstance(features, Mapping):
+            features = [features[name] for name in self.parties]
         return observe.predict(self.models, self.fusion, features)
 
     def state_dict(self) -> dict[str, Any]:
@@ -172,10 +196,15 @@ class Federation:
             raise CheckpointError(
                 f"the saved run has parties {sorted(state['parties'])}, this one has {sorted(self.parties)}."
             )
-        self.server.load_state_dict(state["server"])
-        for name, party in self.parties.items():
-            party.load_state_dict(state["parties"][name])
-        self.ledger.load_state_dict(state["ledger"])
+        try:
+            self.server.load_state_dict(state["server"])
+            for name, party in self.parties.items():
+                party.load_state_dict(state["parties"][name])
+            self.ledger.load_state_dict(state["ledger"])
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the saved state does not fit this federation: {error}. Was it built alike?"
+            ) from error
         self._losses = [float(loss) for loss in state["losses"]]
         self.seconds = float(state["seconds"])
         self._replies = None if state["holding"] else {name: p.open_report() for name, p in self.parties.items()}

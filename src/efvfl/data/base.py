@@ -21,7 +21,7 @@ class Dataset:
     train: Split
     validation: Split | None
     test: Split | None
-    classes: int  # outputs the network needs: classes, or 1 for regression and binary labels
+    classes: int  # how many there are; 1 for targets that are not classes
     sources: list[Source] | None = None  # what parties train on in place of the training rows: augmented images
 
     def subset(self, rows: int, seed: int) -> Dataset:
@@ -50,7 +50,9 @@ class _Some:
         return self.source.batch(self.chosen[rows], step)
 
 
-def cut(names: list[str], columns: list[Tensor], labels: Tensor, shares: tuple[float, float], seed: int) -> list[Split]:
+def cut(
+    names: list[str], columns: list[Tensor], labels: Tensor, shares: tuple[float, float], seed: int
+) -> tuple[Split, Split | None, Split | None]:
     """Shuffle rows by seed and cut them into train, validation and test; `shares` are those of the last two."""
     rows = len(labels)
     for name, x in zip(names, columns, strict=True):
@@ -61,4 +63,6 @@ def cut(names: list[str], columns: list[Tensor], labels: Tensor, shares: tuple[f
         raise ConfigError(f"validation and test shares {shares} leave no rows of {rows:,} to train on.")
     order = torch.from_numpy(permutation(derive(seed, "split"), rows, 0, rows))
     parts = torch.split(order, [rows - sum(held), *held])
-    return [Split([x[part] for x in columns], labels[part]) for part in parts]
+    train, valid, test = (Split([x[part] for x in columns], labels[part]) if len(part) else None for part in parts)
+    assert train is not None, "checked above"
+    return train, valid, test

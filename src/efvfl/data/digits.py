@@ -10,7 +10,7 @@ from efvfl.data.base import Dataset, cut
 NAMES = ["top-left", "top-right", "bottom-left", "bottom-right"]
 
 
-def digits(seed: int = 0, validation: float = 1 / 6, test: float = 1 / 6) -> Dataset:
+def digits(seed: int = 0, validation: float = 0.15, test: float = 0.15) -> Dataset:
     """Return the digits, cut into quadrants of 16 pixels between 0 and 1."""
     raw = load_digits()
     images = torch.tensor(raw.images / 16, dtype=torch.float32)
