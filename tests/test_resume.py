@@ -150,8 +150,8 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
         direct.load_state_dict(state(efvfl(TopK(0.2))))
     with pytest.raises(CheckpointError, match="another start"):
         feedback.load_state_dict(state(efvfl(TopK(0.2), start="exact")))
+    x = [v[:50] for v in columns()]
     with pytest.raises(CheckpointError, match=r"a memory of \(50, 4\)"):
-        x = [v[:50] for v in columns()]
         feedback.load_state_dict(state(efvfl(TopK(0.2)), features=x, labels=classes(x)))
     with pytest.raises(CheckpointError, match="does not fit"):
         feedback.load_state_dict(state(efvfl(TopK(0.2)), head=nn.Linear(4, 5).double()))
