@@ -146,6 +146,33 @@ def test_results_are_the_same_in_one_process_and_in_several(small: Sweep, tmp_pa
     assert stamps == {p: p.stat().st_mtime_ns for p in (tmp_path / "many").iterdir()}
 
 
+def test_the_same_sweep_on_a_local_ray(small: Sweep, tmp_path: Path) -> None:
+    """In a process of its own: Ray starts many, and leaves them to its driver's end."""
+    file = tmp_path / "small.toml"
+    file.write_text(SMALL)
+    code = (
+        "import sys; from pathlib import Path; from efvfl import runner, sweep\n"
+        "jobs = sweep.changed(sweep.load(sys.argv[1]), epochs=2, seeds=(0,)).jobs()\n"
+        "done = []\n"
+        "runner.run_all(jobs, Path(sys.argv[2]), engine='ray', report=lambda job, epoch: done.append(epoch))\n"
+        "assert done == [2, 2], done\n"
+    )
+    command = [sys.executable, "-c", code, str(file), str(tmp_path / "ray")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for job in changed(small, epochs=2, seeds=(0,)).jobs():
+        run_job(job, tmp_path / "here")
+    assert without_times(tmp_path / "ray") == without_times(tmp_path / "here")
+
+
+def test_without_ray_the_engine_says_how_to_get_it(
+    small: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install efvfl\[ray\]"):
+        run_all(small.jobs(), tmp_path, engine="ray")
+
+
 def test_a_failing_run_stops_the_sweep_with_its_own_error(small: Sweep, tmp_path: Path) -> None:
     jobs = changed(small, epochs=1, data="mnistt").jobs()
     with pytest.raises(ConfigError, match="Did you mean 'mnist'"):
