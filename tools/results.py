@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from efvfl import figures, sweep, tables
@@ -49,9 +48,8 @@ def section(task: str, comparable: bool, note: str) -> str:
     parts += ["\nSent in one run:\n", "\n".join("| " + " | ".join(line) + " |" for line in lines)]
     for figure in plan.figures:
         for axis, title in (("paper", "communication by the paper's formula"), ("sent", "bytes really sent")):
-            name = f"{task}-{figure.name}-{axis}.svg"
-            canvas = figures.draw(replace(plan), figure, results, axis)
-            write_atomically(DOCS / "results" / name, figures.image(canvas, "svg"))
+            name = f"{task}-{figure.name}-{axis}.png"
+            write_atomically(DOCS / "results" / name, figures.image(figures.draw(plan, figure, results, axis), "png"))
             parts.append(f"\n![{figure.name}, {title}](results/{name})")
     return "\n".join([*parts, ""])
 

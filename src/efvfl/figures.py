@@ -51,7 +51,9 @@ def _megabytes(results: Sequence[Result], axis: Axis) -> Values:
 def _band(axes: Any, x: Values, values: Values, label: str, style: dict[str, Any]) -> None:
     centre, spread = values.mean(0), values.std(0)
     axes.plot(x, centre, label=label, **style)
-    axes.fill_between(x, centre - spread, centre + spread, color=style["color"], alpha=0.15, linewidth=0)
+    # Not below what was ever seen: on a logarithmic axis mean - std may be nowhere.
+    low = np.maximum(centre - spread, values.min(0))
+    axes.fill_between(x, low, centre + spread, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def draw(sweep: Sweep, figure: Figure, results: Results, axis: Axis) -> Canvas:

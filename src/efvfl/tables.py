@@ -74,17 +74,31 @@ def rows_of(sweep: Sweep, results: Results, comparable: bool = True) -> tuple[li
 
 
 def on_screen(sweep: Sweep, results: Results, comparable: bool = True) -> Table:
-    """Return the block for the terminal."""
+    """Return the block for the terminal: a line for every compressor, ours above the paper's."""
     headings, body = rows_of(sweep, results, comparable)
     seeds = min((len(r) for r in results.values()), default=0)
     table = Table(title=f"{sweep.title}: test accuracy (%), mean ± std over {seeds} seed{'s' * (seeds != 1)}")
-    for i, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if i < 2 else "right", no_wrap=True)
-    for row in body:
-        table.add_row(*row)
+    methods = list(dict.fromkeys(row[0] for row in body if row[0]))
+    table.add_column("compressor", no_wrap=True)
+    for method in methods:
+        table.add_column(method, justify="right", no_wrap=True)
+    for i, column in enumerate(headings[2:], start=2):
+        ours = [row[i] for row in body if row[1] == "ours"]
+        paper = _paper_cells(body, methods, i)
+        table.add_row(column, *(f"{o}\n[dim]paper {p}[/]" if p else o for o, p in zip(ours, paper, strict=True)))
     if any("*" in cell for row in body for cell in row):
         table.caption = "* more than two of the paper's standard deviations away"
     return table
+
+
+def _paper_cells(body: list[list[str]], methods: list[str], column: int) -> list[str]:
+    """Return the paper's cell of every method, empty where it has none."""
+    cells, method = dict.fromkeys(methods, ""), ""
+    for row in body:
+        method = row[0] or method
+        if row[1] == "paper":
+            cells[method] = row[column]
+    return [cells[method] for method in methods]
 
 
 def markdown(sweep: Sweep, results: Results, comparable: bool = True) -> str:
