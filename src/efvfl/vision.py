@@ -81,5 +81,8 @@ def mvcnn(
         ]
     else:
         raise ConfigError(f"mvcnn's size = {size!r} came, 'baseline' or 'small' is expected.")
-    flat = nn.Sequential(*layers, nn.Flatten())(torch.zeros(1, *shape)).shape[1]
+    try:
+        flat = nn.Sequential(*layers, nn.Flatten())(torch.zeros(1, *shape)).shape[1]
+    except RuntimeError as error:
+        raise ConfigError(f"views of shape {shape} are too small for mvcnn's size {size!r}: {error}") from error
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, width))
