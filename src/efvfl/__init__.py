@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from efvfl.batches import Batches
     from efvfl.block import Optimizer
-    from efvfl.build import federate
     from efvfl.compress import QSGD, Cast, Compressor, Identity, RandK, Sign, TopK, TopKQSGD
     from efvfl.errors import EfvflError
+    from efvfl.local import federate
     from efvfl.losses import Loss
     from efvfl.methods import Agreement, Link, Method, cvfl, efvfl, svfl
     from efvfl.packet import Message, Packet
@@ -21,9 +21,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "batches": ("Batches",),
     "block": ("Optimizer",),
-    "build": ("federate",),
     "compress": ("QSGD", "Cast", "Compressor", "Identity", "RandK", "Sign", "TopK", "TopKQSGD"),
     "errors": ("EfvflError",),
+    "local": ("federate",),
     "losses": ("Loss",),
     "methods": ("Agreement", "Link", "Method", "cvfl", "efvfl", "svfl"),
     "packet": ("Message", "Packet"),

@@ -10,10 +10,10 @@ from torch import nn
 
 from efvfl import models, vision
 from efvfl.block import Optimizer
-from efvfl.build import federate, model_width
 from efvfl.config import FusionConfig, ModelConfig, RunConfig
 from efvfl.data import Dataset, catalogue, digits, npz
 from efvfl.errors import ConfigError, nearest
+from efvfl.local import federate, model_width
 from efvfl.observe import Split
 from efvfl.rng import derive
 from efvfl.train import Federation
