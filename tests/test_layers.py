@@ -58,6 +58,7 @@ LAYERS: dict[str, set[str]] = {
         "losses",
         "methods",
         "observe",
+        "party",
         "rng",
         "train",
         "transport",

@@ -18,6 +18,7 @@ from efvfl.ledger import Ledger
 from efvfl.losses import Loss
 from efvfl.methods import Agreement, Method, svfl
 from efvfl.observe import Split, evaluating, predict
+from efvfl.party import Party
 from efvfl.rng import derive
 from efvfl.train import Federation
 from efvfl.transport import LocalTransport
@@ -103,8 +104,9 @@ def federate(
     )
     _check_parts(plan, splits["train"], models, fusion)
     server = make_server(plan, fusion, labels, derive(seed, "server"))
-    parties = {}
-    for name, model, x in zip(names, models, sources or named.values(), strict=True):
+    parties: dict[str, Party] = {}
+    columns: list[Tensor | Source] = [*(sources or named.values())]
+    for name, model, x in zip(names, models, columns, strict=True):
         held = (copy.deepcopy(fusion), labels) if plan.agreement.labels == "shared" else ()
         parties[name] = make_party(plan, name, model, x, derive(seed, "party", name), *held)
     ledger, here = Ledger(), [label_holder] if label_holder else []
