@@ -72,7 +72,7 @@ LAYERS: dict[str, set[str]] = {
     "sweep": {"config", "errors"},
     "runner": {"checkpoint", "errors", "experiment", "sweep", "train"},
     "tables": {"runner", "sweep"},
-    "figures": {"checkpoint", "runner", "sweep", "tables"},
+    "figures": {"checkpoint", "plot", "runner", "sweep", "tables"},
     "report": {"figures", "sweep", "tables"},
     "reproduce": {"checkpoint", "data", "errors", "figures", "report", "runner", "sweep", "tables"},
     "plot": {"checkpoint", "train"},

@@ -43,9 +43,7 @@ def section(task: str, comparable: bool, note: str) -> str:
         f"{plan.about} {note} Seeds done: {seeds}.\n",
         tables.markdown(plan, results, comparable),
     ]
-    headings, body = tables.communication(plan, results)
-    lines = [headings, ["---"] * len(headings), *body]
-    parts += ["\nSent in one run:\n", "\n".join("| " + " | ".join(line) + " |" for line in lines)]
+    parts += ["\nSent in one run:\n", tables.as_markdown(*tables.communication(plan, results))]
     for figure in plan.figures:
         for axis, title in (("paper", "communication by the paper's formula"), ("sent", "bytes really sent")):
             name = f"{task}-{figure.name}-{axis}.png"

@@ -108,6 +108,14 @@ class Block:
     def _model_tensors(self) -> list[Tensor]:
         return [*self.module.parameters(), *self.module.buffers()]  # asked for anew: a module may replace a buffer
 
+    def size(self) -> int:
+        """Return the length of `vector`, without making it."""
+        return sum(tensor.numel() for tensor in self._model_tensors())
+
+    def exact_size(self) -> int:
+        """Return the length of `exact_vector`, without making it."""
+        return sum(tensor.numel() for tensor in self._all_tensors())
+
     def vector(self) -> Tensor:
         """Return x_k as one vector: parameters and buffers."""
         return flatten(self._model_tensors(), self.dtype)

@@ -62,7 +62,7 @@ class Plan:
     def fusion_channel(self, block: Block, key: int = 0) -> Channel:
         """Return one end of the channel that carries the fusion model as a vector."""
         link = self.method.fusion
-        made = memory.make(link.memory, tuple(block.vector().shape), block.dtype, link.start)
+        made = memory.make(link.memory, (block.size(),), block.dtype, link.start)
         return Channel(link.compressor, made, (), block.dtype, key, "the fusion model")
 
 

@@ -8,21 +8,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib
-
-matplotlib.use("Agg")
-
 import numpy as np
 from matplotlib.figure import Figure as Canvas
 from numpy.typing import NDArray
 
 from efvfl.checkpoint import write_atomically
+from efvfl.plot import COLOURS
 from efvfl.runner import Result
 from efvfl.sweep import Figure, Sweep
 from efvfl.tables import Results
 
 Values = NDArray[np.float64]
 Axis = Literal["paper", "sent"]  # megabytes by the paper's formula, or those really sent in both directions
-COLOURS = {"SVFL": "#4c566a", "CVFL": "#d08770", "EF-VFL": "#2e7d6b"}
 
 
 def _style(row: str) -> dict[str, Any]:

@@ -80,8 +80,7 @@ def _digest_in(packets: Packets, name: str) -> bytes:
 
 
 def _hear_vector(block: Block, packets: Packets) -> None:
-    vector = block.vector()
-    block.load_vector(unpack(_one(packets), tuple(vector.shape), vector.dtype, "the fusion model"))
+    block.load_vector(unpack(_one(packets), (block.size(),), block.dtype, "the fusion model"))
 
 
 class SendTeller:
@@ -166,7 +165,7 @@ class CompressHearer:
 
     def hear(self, step: int, packets: Packets) -> None:
         """Advance G0 and use it."""
-        decoded = self.channel.decode(ALL, packets, self.block.vector().numel())
+        decoded = self.channel.decode(ALL, packets, self.block.size())
         self.block.load_vector(self.channel.absorb(ALL, decoded))
 
     def digest(self, step: int) -> Packets:
@@ -249,7 +248,7 @@ class ReplicateHearer:
         if mends > MENDS:
             _hear_vector(self.block, packets)
         else:
-            shape = tuple(self.block.exact_vector().shape)
+            shape = (self.block.exact_size(),)
             self.block.load_exact_vector(unpack(_one(packets), shape, torch.float64, "the fusion model's exact copy"))
         self.started, self.mends = True, mends
 

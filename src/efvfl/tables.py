@@ -103,7 +103,11 @@ def _paper_cells(body: list[list[str]], methods: list[str], column: int) -> list
 
 def markdown(sweep: Sweep, results: Results, comparable: bool = True) -> str:
     """Return the block as Markdown."""
-    headings, body = rows_of(sweep, results, comparable)
+    return as_markdown(*rows_of(sweep, results, comparable))
+
+
+def as_markdown(headings: list[str], body: list[list[str]]) -> str:
+    """Return a table as Markdown."""
     lines = [headings, ["---"] * len(headings), *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

@@ -66,3 +66,9 @@ def cut(
     train, valid, test = (Split([x[part] for x in columns], labels[part]) if len(part) else None for part in parts)
     assert train is not None, "checked above"
     return train, valid, test
+
+
+def halves(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Cut the official test rows at random by seed: one half to validate on, one to test on."""
+    order = torch.from_numpy(permutation(derive(seed, "split"), rows, 0, rows))
+    return order[: rows // 2], order[rows // 2 :]

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from efvfl.data import store
 from efvfl.data.augment import crops, normaliser, quadrants
-from efvfl.data.base import Dataset
+from efvfl.data.base import Dataset, halves
 from efvfl.data.digits import NAMES
 from efvfl.data.fetch import Progress, download, first_that_works, members, npm_package, quiet
-from efvfl.data.mnist import halves
 from efvfl.errors import DataError
 from efvfl.observe import Split
 from efvfl.rng import derive

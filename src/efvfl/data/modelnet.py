@@ -24,11 +24,10 @@ import torch
 from numpy.typing import NDArray
 
 from efvfl.data import store
-from efvfl.data.base import Dataset
+from efvfl.data.base import Dataset, halves
 from efvfl.data.mesh import normalise, read_off, render
 from efvfl.errors import DataError
 from efvfl.observe import Split
-from efvfl.rng import derive, permutation
 
 CLASSES = ("bathtub", "bed", "chair", "desk", "dresser", "monitor", "night_stand", "sofa", "table", "toilet")
 OFFICIAL = (3991, 908)  # meshes to train on and to test on
@@ -153,8 +152,7 @@ def modelnet10(path: Path, seed: int = 0) -> Dataset:
     views = _load(path)
     train = _split(views, "train", np.arange(np.count_nonzero(~views["empty_train"])))
     rows = int(np.count_nonzero(~views["empty_test"]))
-    order = permutation(derive(seed, "split"), rows, 0, rows)
-    validation, test = (_split(views, "test", half) for half in (order[: rows // 2], order[rows // 2 :]))
+    validation, test = (_split(views, "test", half.numpy()) for half in halves(rows, seed))
     return Dataset(NAMES, train, validation, test, classes=len(CLASSES))
 
 
