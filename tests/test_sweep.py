@@ -16,7 +16,7 @@ from efvfl.cli import main
 from efvfl.errors import ConfigError
 from efvfl.runner import Result, run_all, run_job
 from efvfl.sweep import Job, Sweep, changed, load, parse, tasks
-from efvfl.tables import Score, collect, communication, differs, markdown, paper_scores, rows_of, score
+from efvfl.tables import Score, collect, communication, differs, markdown, paper_scores, rows_of, score, totals
 
 SMALL = """
 title = "Small"
@@ -259,6 +259,7 @@ def test_tables(small: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             "bytes_up": [1e6, 2e6],
             "bytes_down": [0, 4e6],
             "paper_bits": [8, 8e6],
+            "gradient": [3.0, 1.0],
         }
         return Result(cell, {}, columns, {}, {})
 
@@ -274,6 +275,8 @@ def test_tables(small: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "*" not in str(rows_of(mine, results, comparable=False))
     assert markdown(mine, results).splitlines()[1] == "| --- | --- | --- | --- |"
     assert communication(mine, results)[1][0] == ["SVFL", "uncompressed", "2.00", "4.00", "1.00"]
+    assert totals(replace(mine, error=2.0), results)[1][0] == ["SVFL", "uncompressed", "2 of 2", "2", "2.00", "4.00"]
+    assert totals(replace(mine, error=1.9), results)[1][0] == ["SVFL", "uncompressed", "0 of 2", "", "", ""]
     assert differs(Score(10, 0), Score(12.1, 1))
     assert not differs(Score(10, 0), Score(11.9, 1))
     assert collect(small, tmp_path) == {}

@@ -31,6 +31,9 @@ def page(sweep: Sweep, results: Results, comparable: bool = True) -> str:
     parts.append("<h2>Test accuracy (%)</h2>" + _table(*tables.rows_of(sweep, results, comparable)))
     parts.append("<p>Mean ± standard deviation over seeds. * more than two of the paper's deviations away.</p>")
     parts.append("<h2>Sent in one run</h2>" + _table(*tables.communication(sweep, results)))
+    if sweep.error:
+        heading = f"Sent until the mean of the squared gradient is at most {sweep.error:g} (Table 1, measured)"
+        parts.append(f"<h2>{heading}</h2>" + _table(*tables.totals(sweep, results)))
     for figure in sweep.figures:
         for axis, title in (("paper", "communication by the paper's formula"), ("sent", "bytes really sent")):
             drawing = figures.image(figures.draw(sweep, figure, results, axis), "svg").decode()  # type: ignore[arg-type]

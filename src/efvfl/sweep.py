@@ -88,6 +88,7 @@ class Sweep:
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
     figures: tuple[Figure, ...]
+    error: float = 0.0  # Table 1's delta: what is sent until the mean squared gradient is no larger; 0: no such table
 
     def jobs(self) -> list[Job]:
         """Return every cell with every seed, seed by seed, so that a sweep that stopped early is still a table."""
@@ -101,6 +102,7 @@ class _File:
     title: str
     about: str = ""
     seeds: tuple[int, ...] = (0,)
+    error: float = 0.0
     base: dict[str, Any] = field(default_factory=dict)
     run: tuple[dict[str, Any], ...] = ()
     figure: tuple[Figure, ...] = ()
@@ -139,7 +141,7 @@ def parse(text: str, name: str) -> Sweep:
         for run in (run for panel in figure.panels for run in panel.runs):
             if run not in names:
                 raise ConfigError(f"{name}: {figure.name} draws {run!r}, which is not a run. {nearest(run, names)}")
-    return Sweep(name, file.title, file.about, file.seeds, cells, file.figure)
+    return Sweep(name, file.title, file.about, file.seeds, cells, file.figure, file.error)
 
 
 def _cell(base: dict[str, Any], run: dict[str, Any], where: str) -> Cell:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from itertools import accumulate
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -123,3 +124,24 @@ def communication(sweep: Sweep, results: Results) -> tuple[list[str], list[list[
             sent = [last["bytes_up"], last["bytes_down"], last["paper_bits"] / 8]
             body.append([cell.row, cell.column, *(f"{n / 1e6:,.2f}" for n in sent)])
     return ["method", "compressor", "MB up", "MB down", "MB up, paper's formula"], body
+
+
+def totals(sweep: Sweep, results: Results) -> tuple[list[str], list[list[str]]]:
+    """Return Table 1, measured: what a cell sends until the mean of |grad f|^2 over its epochs is at most the error."""
+    body = []
+    for cell in sweep.cells:
+        ends = [_reached(result.columns["gradient"], sweep.error) for result in results.get(cell.name, [])]
+        if not ends:
+            continue
+        row = [cell.row, cell.column, f"{sum(end is not None for end in ends)} of {len(ends)}"]
+        done = [(end, result) for end, result in zip(ends, results[cell.name], strict=True) if end is not None]
+        row.append(f"{mean(end + 1 for end, _ in done):.0f}" if done else "")
+        for name in ("bytes_up", "bytes_down"):
+            row.append(f"{mean(result.columns[name][end] for end, result in done) / 1e6:,.2f}" if done else "")
+        body.append(row)
+    return ["method", "compressor", "seeds that reach it", "epochs", "MB up", "MB down"], body
+
+
+def _reached(gradient: list[float], error: float) -> int | None:
+    """Return the first record at which the mean so far is at most `error`."""
+    return next((i for i, total in enumerate(accumulate(gradient)) if total <= error * (i + 1)), None)
