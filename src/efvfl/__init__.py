@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from efvfl.losses import Loss
     from efvfl.methods import Agreement, Link, Method, cvfl, efvfl, svfl
     from efvfl.packet import Message, Packet
+    from efvfl.protect import Protection
     from efvfl.schedule import Ramp
     from efvfl.train import Federation, Record
 
@@ -27,6 +28,7 @@ _HOMES = {
     "losses": ("Loss",),
     "methods": ("Agreement", "Link", "Method", "cvfl", "efvfl", "svfl"),
     "packet": ("Message", "Packet"),
+    "protect": ("Protection",),
     "schedule": ("Ramp",),
     "train": ("Federation", "Record"),
 }
@@ -47,6 +49,7 @@ __all__ = [
     "Method",
     "Optimizer",
     "Packet",
+    "Protection",
     "Ramp",
     "RandK",
     "Record",

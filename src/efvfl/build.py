@@ -17,6 +17,7 @@ from efvfl.losses import Loss
 from efvfl.methods import Agreement, Link, Method, svfl
 from efvfl.party import Guide, Party
 from efvfl.private import PrivateAnswer, PrivateGuide
+from efvfl.protect import Protection
 from efvfl.replica import (
     CompressHearer,
     CompressTeller,
@@ -66,15 +67,23 @@ class Plan:
         return Channel(link.compressor, made, (), block.dtype, key, "the fusion model")
 
 
-def make_server(plan: Plan, fusion: Fusion, labels: Tensor, private_seed: int) -> Server:
-    """Build the server from what it alone holds: the labels, the fusion model and a private seed."""
+def make_server(
+    plan: Plan, fusion: Fusion, labels: Tensor, private_seed: int, protect: Protection | None = None
+) -> Server:
+    """Build the server from what it alone holds: the labels, the fusion model, a private seed, its own protection."""
     block = Block(fusion, plan.optimizer, plan.batches.per_epoch)
     parties = range(len(plan.names))
     answer: Answer
     if plan.agreement.labels == "private":
         downs = [plan.channel(k, "down", derive(private_seed, "noise", plan.names[k])) for k in parties]
-        answer = PrivateAnswer(fusion, downs)
+        here = plan.names.index(plan.label_holder) if plan.label_holder else None
+        answer = PrivateAnswer(fusion, downs, protect, derive(private_seed, "protect"), here)
     else:
+        if protect is not None and protect.on:
+            raise ConfigError(
+                "protect is set, but it would have no effect: labels are shared, and no cotangent is sent. "
+                "Leave it out, or use Agreement(labels='private')."
+            )
         answer = SharedAnswer(_teller(plan, block, private_seed), plan.agreement.downlink == "aggregate")
     return Server(
         names=plan.names,

@@ -1,4 +1,4 @@
-"""The command line: `efvfl demo`, `efvfl run FILE.toml`, `efvfl compressors`."""
+"""The command line: `efvfl demo`, `efvfl run FILE.toml`, `efvfl serve`, `efvfl join` and the rest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.errors import CheckpointError, ConfigError, DataError, EfvflError
+from efvfl.errors import (
+    AbsentError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    EfvflError,
+    Interrupted,
+    LimitError,
+    RefusedError,
+)
+from efvfl.network import options as network
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +30,20 @@ if TYPE_CHECKING:
 # Exit codes: what a script can tell apart.
 USAGE = 2  # a setting or a file is wrong
 FAILED = 3  # training could not go on
-INTERRUPTED = 130
+REFUSED = 4  # the other side will not have us, or it asks for more than our own file allows
+ABSENT = 5  # a participant was missing for too long
+INTERRUPTED = 130  # by Ctrl-C or SIGTERM; `serve` and `join` have saved everything
+
+_CODES: tuple[tuple[type[EfvflError], int], ...] = (
+    (ConfigError, USAGE),
+    (CheckpointError, USAGE),
+    (DataError, USAGE),
+    (RefusedError, REFUSED),
+    (LimitError, REFUSED),
+    (AbsentError, ABSENT),
+    (Interrupted, INTERRUPTED),
+    (EfvflError, FAILED),
+)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,6 +88,8 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--workers", type=int, default=0, help="processes (default: one for each core)")
             command.add_argument("--engine", choices=("processes", "ray"), default="processes")
 
+    network.add_commands(commands)
+
     compressors = commands.add_parser("compressors", help="list compressors: knobs, alpha, measured bytes")
     compressors.add_argument("--rows", type=int, default=128)
     compressors.add_argument("--width", type=int, default=16)
@@ -88,6 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from efvfl import screen
 
             screen.list_data(console) if options.action == "list" else screen.get_data(options.name, console)
+        elif options.command in network.COMMANDS:
+            _run_network(options, console)
         elif options.command in ("reproduce", "figures"):
             from efvfl.reproduce import reproduce
 
@@ -100,11 +127,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(compressor_table((options.rows, options.width)))
     except EfvflError as error:
         print(f"efvfl: {error}", file=sys.stderr)
-        return USAGE if isinstance(error, ConfigError | CheckpointError | DataError) else FAILED
+        return next(code for kind, code in _CODES if isinstance(error, kind))
     except KeyboardInterrupt:
         print("efvfl: interrupted.", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def _run_network(options: argparse.Namespace, console: Console) -> None:
+    try:
+        from efvfl.network.commands import run_command
+    except ImportError as error:
+        raise ConfigError(f"{options.command} needs more packages ({error}): pip install 'efvfl[network]'.") from error
+    run_command(options, console)
 
 
 def run_file(options: argparse.Namespace, console: Console) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from efvfl.compress import Compressor, lookup
 from efvfl.errors import ConfigError, nearest
 from efvfl.methods import Agreement, Method, cvfl, efvfl, svfl
+from efvfl.protect import Protection
 from efvfl.schedule import Ramp
 
 Made = TypeVar("Made")
@@ -80,11 +81,42 @@ class MethodConfig:
 
 
 @dataclass(frozen=True)
+class OwnData:
+    """A party's own file of rows."""
+
+    path: str  # .npz with `x`, `ids` and, where labels are shared, `y`; relative to this file
+    new: str = ""  # .npz with `x` and `ids`: rows that came later, to predict
+
+
+@dataclass(frozen=True)
+class LimitConfig:
+    """What a party is ready to do; 0: no limit. Its own copy of the file counts, nobody else's."""
+
+    bytes: int = 0  # training bytes it sends
+    steps: int = 0
+    rows: int = 0  # whose exact representation it gives away, to evaluate or predict
+
+
+@dataclass(frozen=True)
 class PartyConfig:
     """What is special about one party."""
 
     name: str
     model: ModelConfig | None = None  # in place of [model]
+    data: OwnData | None = None  # in place of its columns in [data]
+    private_seed: int | None = None  # of its initial parameters and noise; left out: follows from `seed`
+    limits: LimitConfig = field(default_factory=LimitConfig)
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """How the participants meet: `efvfl serve` and `efvfl join`."""
+
+    address: str = "127.0.0.1:7143"  # where parties dial, and the server listens
+    on_missing: Literal["wait", "stop"] = "wait"
+    absent_seconds: float = 3600.0  # 'stop': how long to wait for a missing party; a party: for the server
+    save_steps: int = 1000  # a participant saves itself after so many steps, or
+    save_seconds: float = 60.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -105,16 +137,20 @@ class RunConfig:
     fusion: FusionConfig = field(default_factory=FusionConfig)
     method: MethodConfig = field(default_factory=MethodConfig)
     agreement: Agreement = field(default_factory=Agreement)
+    protect: Protection = field(default_factory=Protection)  # the label holder's own choice
     optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "SGD", "lr": 1.0})
     party: tuple[PartyConfig, ...] = ()
+    private_seed: int | None = None  # the server's, of x0 and its noise; left out: follows from `seed`
+    network: NetworkConfig = field(default_factory=NetworkConfig)
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range, and settings that would have no effect."""
         at_least(0, epochs=self.epochs, batch_size=self.batch_size, threads=self.threads)
-        at_least(1, observe_every=self.observe_every)
+        at_least(1, observe_every=self.observe_every, **{"network.save_steps": self.network.save_steps})
         method, agreement = self.method, self.agreement
         for useless, setting, why in (
             (method.down and agreement.labels == "shared", "method.down", "labels are shared: no cotangent is sent"),
+            (self.protect.on and agreement.labels == "shared", "protect", "labels are shared: no cotangent is sent"),
             (method.fusion and agreement.fusion != "compress", "method.fusion", "agreement.fusion is not 'compress'"),
             (method.start == "exact" and method.name != "efvfl", "method.start", f"{method.name} has no memory"),
             (

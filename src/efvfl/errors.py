@@ -7,7 +7,12 @@ EfvflError
 ├── DataError          a data set that is missing, cut short or not what it should be
 ├── WireError          bytes that are not a packet or a message of ours
 ├── ProtocolError      a well-formed message that does not belong here: wrong kind, step or shape
-└── CheckpointError    a saved state that cannot be read or does not fit
+├── CheckpointError    a saved state that cannot be read, written or does not fit
+├── LinkError          a connection that broke; it is dialled again
+├── RefusedError       the other side will not have us: its reason is the text
+├── LimitError         the server asks for more than a party's own file allows
+├── AbsentError        a participant did not come within the time it was given
+└── Interrupted        somebody asked us to stop; everything is saved
 ```
 
 A message says what came, what was expected and what to do next.
@@ -45,6 +50,26 @@ class ProtocolError(EfvflError):
 
 class CheckpointError(EfvflError):
     """A saved state that cannot be read or does not fit."""
+
+
+class LinkError(EfvflError):
+    """A connection that broke."""
+
+
+class RefusedError(EfvflError):
+    """The other side will not have us."""
+
+
+class LimitError(EfvflError):
+    """More is asked for than a party's own file allows."""
+
+
+class AbsentError(EfvflError):
+    """A participant did not come in time."""
+
+
+class Interrupted(EfvflError):
+    """Somebody asked us to stop."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from efvfl import models, vision
 from efvfl.block import Optimizer
 from efvfl.config import FusionConfig, ModelConfig, RunConfig
-from efvfl.data import Dataset, catalogue, digits, npz
+from efvfl.data import Dataset, catalogue, digits, npz, npz_files
 from efvfl.errors import ConfigError, nearest
 from efvfl.local import federate, model_width
 from efvfl.observe import Split
@@ -22,9 +23,15 @@ from efvfl.train import Federation
 def load_data(config: RunConfig, folder: Path) -> Dataset:
     """Return the rows a run asks for; relative paths start at `folder`."""
     chosen = config.data
+    own = {party.name: folder / party.data.path for party in config.party if party.data}
+    if (own or chosen.name == "npz") and not chosen.path:
+        raise ConfigError("data.path is missing: the .npz file with the labels `y`, and the columns of parties in it.")
+    if own:
+        if len(own) != len(config.party):
+            absent = [party.name for party in config.party if not party.data]
+            raise ConfigError(f"some parties have a file of their own, so all need one: {', '.join(absent)} have none.")
+        return npz_files(folder / chosen.path, own, config.seed, (chosen.validation, chosen.test))
     if chosen.name == "npz":
-        if not chosen.path:
-            raise ConfigError("data.name = 'npz' needs data.path, the file with `y` and one array for each party.")
         return npz(folder / chosen.path, config.seed, chosen.validation, chosen.test)
     if chosen.name == "digits":
         data = digits(config.seed, chosen.validation, chosen.test)
@@ -42,10 +49,34 @@ def make_optimizer(table: dict[str, Any]) -> Optimizer:
     return Optimizer(options.pop("name", "SGD"), options, scheduler.pop("name", ""), scheduler)
 
 
-def _local_model(config: ModelConfig, split: Split, party: int) -> nn.Module:
+def model_config(config: RunConfig, name: str) -> ModelConfig:
+    """Return what a party's local model is to be."""
+    return next((party.model for party in config.party if party.name == name and party.model), config.model)
+
+
+def private_seed(config: RunConfig, name: str = "") -> int:
+    """Return the seed of a party's, or the server's, initial parameters and noise: its own, or the shared one."""
+    own = next((p.private_seed for p in config.party if p.name == name), None) if name else config.private_seed
+    return config.seed if own is None else own
+
+
+def local_model(config: RunConfig, name: str, row: Tensor) -> nn.Module:
+    """Return a party's model as it is before training, for columns of which `row` is one row."""
+    seed = derive(private_seed(config, name), "party", name, "init")
+    return models.seeded_model(seed, partial(_local_model, model_config(config, name), row))
+
+
+def head_model(config: RunConfig, widths: Sequence[int], classes: int) -> nn.Module:
+    """Return the module after the combination, as it is before training."""
+    inputs = sum(widths) if config.fusion.combine == "concat" else widths[0]
+    outputs = 1 if config.loss in ("binary_cross_entropy", "mse", "huber") else classes
+    seed = derive(private_seed(config), "server", "init")
+    return models.seeded_model(seed, partial(_head, config.fusion, inputs, outputs))
+
+
+def _local_model(config: ModelConfig, row: Tensor) -> nn.Module:
     if ":" in config.name:
         return models.imported(config.name, config.options)
-    row = split.features[party][0]
     if config.name == "mlp":
         return models.mlp(row.numel(), config.width, config.hidden, config.activation, config.last)
     if config.name in ("resnet18", "mvcnn"):
@@ -68,20 +99,13 @@ def _head(config: FusionConfig, inputs: int, outputs: int) -> nn.Module:
 
 def make_federation(config: RunConfig, data: Dataset) -> Federation:
     """Build a run in one process. Every initial parameter and every random draw comes from its seed, by name."""
-    special = {party.name: party.model for party in config.party}
-    for name in special:
-        if name not in data.names:
-            raise ConfigError(f"[[party]] name = {name!r} is not in the data. {nearest(name, data.names)}")
-    chosen = [special.get(name) or config.model for name in data.names]
-    locals_ = [
-        models.seeded_model(derive(config.seed, "party", name, "init"), partial(_local_model, model, data.train, k))
-        for k, (name, model) in enumerate(zip(data.names, chosen, strict=True))
-    ]
-    outputs = 1 if config.loss in ("binary_cross_entropy", "mse", "huber") else data.classes
-    columns = zip(locals_, data.train.features, data.names, strict=True)
-    widths = [model_width(model, x, name)[0] for model, x, name in columns]
-    inputs = sum(widths) if config.fusion.combine == "concat" else widths[0]
-    head = models.seeded_model(derive(config.seed, "server", "init"), partial(_head, config.fusion, inputs, outputs))
+    for party in config.party:
+        if party.name not in data.names:
+            raise ConfigError(f"[[party]] name = {party.name!r} is not in the data. {nearest(party.name, data.names)}")
+    columns = dict(zip(data.names, data.train.features, strict=True))
+    locals_ = [local_model(config, name, x[0]) for name, x in columns.items()]
+    widths = [model_width(model, x, name)[0] for model, (name, x) in zip(locals_, columns.items(), strict=True)]
+    head = head_model(config, widths, data.classes)
 
     def rows(split: Split | None) -> tuple[dict[str, Any], Any] | None:
         return None if split is None else (dict(zip(data.names, split.features, strict=True)), split.labels)
@@ -97,10 +121,12 @@ def make_federation(config: RunConfig, data: Dataset) -> Federation:
         loss=config.loss,
         method=config.method.build(),
         agreement=config.agreement,
+        protect=config.protect,
         optimizer=make_optimizer(config.optimizer),
         batch_size=config.batch_size,
         batch_order=config.batch_order,
         seed=config.seed,
+        private_seeds={name: private_seed(config, name) for name in ("", *data.names)},
         validation=rows(data.validation),
         test=rows(data.test),
         label_holder=config.label_holder,

@@ -17,9 +17,9 @@ class Ledger:
         """Start at zero."""
         self.bytes: dict[tuple[Direction, str, str], int] = defaultdict(int)
 
-    def record(self, direction: Direction, party: str, message: Message) -> bytes:
-        """Count a message that is sent to or by `party`; return its bytes."""
-        data = message.to_bytes()
+    def record(self, direction: Direction, party: str, message: Message, data: bytes | None = None) -> bytes:
+        """Count a message that is sent to or by `party`; return its bytes, which may be given."""
+        data = message.to_bytes() if data is None else data
         aside = sum(len(number(0)) + len(p.header()) + len(p.body) for p in message.packets.get(0, ()))
         if aside:
             self.bytes[direction, party, "digest" if direction == "up" else "fusion"] += aside

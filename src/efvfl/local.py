@@ -19,6 +19,7 @@ from efvfl.losses import Loss
 from efvfl.methods import Agreement, Method, svfl
 from efvfl.observe import Split, evaluating, predict
 from efvfl.party import Party
+from efvfl.protect import Protection
 from efvfl.rng import derive
 from efvfl.train import Federation
 from efvfl.transport import LocalTransport
@@ -54,10 +55,12 @@ def federate(
     loss: str | Loss = "cross_entropy",
     method: Method | None = None,
     agreement: Agreement | None = None,
+    protect: Protection | None = None,
     optimizer: Optimizer | None = None,
     batch_size: int = 0,
     batch_order: BatchOrder = "shuffle",
     seed: int = 0,
+    private_seeds: Mapping[str, int] | None = None,
     validation: tuple[Columns, Tensor] | None = None,
     test: tuple[Columns, Tensor] | None = None,
     label_holder: str = "",
@@ -70,12 +73,15 @@ def federate(
     - `labels`: one for each row.
     - `models`: one local model for each party; `head`: the module after the representations are combined.
     - `method`: `svfl()`, `cvfl(...)` or `efvfl(...)`; `agreement`: label mode and protocol choices.
+    - `protect`: what the label holder does to cotangents before they leave it, with private labels.
     - `batch_size`: 0 means full batch.
     - `label_holder`: the party, if any, that sits next to the server.
     - `sources`: what parties train on in place of `features`, such as augmented images; records use `features`.
     - `wire`: send every message through its bytes, which changes nothing but time.
 
-    All randomness comes from `seed`, by name. The models are trained in place.
+    - `private_seeds`: of participants that do not want theirs to follow from `seed`, by name; '' is the server.
+
+    All randomness comes from these seeds, by name. The models are trained in place.
     """
     named = _named(features)
     names = list(named)
@@ -103,12 +109,13 @@ def federate(
         label_holder=label_holder,
     )
     _check_parts(plan, splits["train"], models, fusion)
-    server = make_server(plan, fusion, labels, derive(seed, "server"))
+    private = private_seeds or {}
+    server = make_server(plan, fusion, labels, derive(private.get("", seed), "server"), protect)
     parties: dict[str, Party] = {}
     columns: list[Tensor | Source] = [*(sources or named.values())]
     for name, model, x in zip(names, models, columns, strict=True):
         held = (copy.deepcopy(fusion), labels) if plan.agreement.labels == "shared" else ()
-        parties[name] = make_party(plan, name, model, x, derive(seed, "party", name), *held)
+        parties[name] = make_party(plan, name, model, x, derive(private.get(name, seed), "party", name), *held)
     ledger, here = Ledger(), [label_holder] if label_holder else []
     return Federation(server, parties, LocalTransport(parties, ledger, here, wire), ledger, splits, here)
 
@@ -169,10 +176,10 @@ def _check_parts(plan: Plan, split: Split, models: Sequence[nn.Module], fusion: 
         raise ConfigError(
             f"the head or the loss {loss.name!r} does not fit representations and labels: {error}"
         ) from error
-    _check_batches(plan.batches, [*models, fusion])
+    check_batches(plan.batches, [*models, fusion])
 
 
-def _check_batches(batches: Batches, modules: Sequence[nn.Module]) -> None:
+def check_batches(batches: Batches, modules: Sequence[nn.Module]) -> None:
     """Refuse batches of one row where a layer needs the statistics of several."""
     smallest = min(batches.count(step) for step in (0, batches.per_epoch - 1))
     normed = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for module in modules for part in module.modules())

@@ -11,7 +11,9 @@ from efvfl.channel import Channel, Packets
 from efvfl.errors import ProtocolError
 from efvfl.fusion import Fusion
 from efvfl.packet import Kind, Message
+from efvfl.protect import Protection
 from efvfl.replica import refuse_digests
+from efvfl.rng import derive
 
 
 class PrivateGuide:
@@ -57,11 +59,25 @@ class PrivateAnswer:
 
     needs_cotangent = True
 
-    def __init__(self, fusion: Fusion, channels: list[Channel]) -> None:
-        """Answer every party through its own channel."""
+    def __init__(
+        self,
+        fusion: Fusion,
+        channels: list[Channel],
+        protection: Protection | None = None,
+        key: int = 0,
+        here: int | None = None,
+    ) -> None:
+        """Answer every party through its own channel.
+
+        The key is the server's secret and decides the noise. Party `here` (from 0) sits next to the server: nothing
+        leaves, so its cotangent stays exact.
+        """
         self.fusion = fusion
         self.channels = channels
         self.widths = [channel.width[0] for channel in channels]
+        self.protection = protection or Protection()
+        self.key = key
+        self.here = here
 
     def prepare(self, step: int, replies: list[Message]) -> None:
         """Nothing of the fusion model is told, and nothing is heard of it."""
@@ -70,11 +86,24 @@ class PrivateAnswer:
     def messages(self, step: int, rows: Rows, replies: list[Message], combined: Tensor, hold: bool) -> list[Message]:
         """Return the cotangent of every party, given the derivative by the combined representation."""
         assert combined.grad is not None, "the server has run its backward pass"
-        cotangents = self.fusion.cotangents(combined.grad, self.widths)
+        cotangents = self._protected(self.fusion.cotangents(combined.grad, self.widths), step)
         return [
             Message(Kind.COTANGENT, step, {k: channel.send(rows, cotangent, step)[0]}, hold)
             for k, (channel, cotangent) in enumerate(zip(self.channels, cotangents, strict=True), start=1)
         ]
+
+    def _protected(self, cotangents: list[Tensor], step: int) -> list[Tensor]:
+        """Return what leaves the server, and exactly what stays.
+
+        For a sum or mean all parties get the same cotangent, with the same noise: from draws of their own, parties that
+        collude would take the mean. In a concatenation each has a part of its own, and draws of its own: with the same
+        ones they would take the difference.
+        """
+        if not self.protection.on:
+            return cotangents
+        parts = {k: 0 if self.fusion.additive else k for k in range(len(cotangents)) if k != self.here}
+        safe = {p: self.protection.apply(cotangents[p], derive(self.key, step, p)) for p in set(parts.values())}
+        return [safe[parts[k]] if k in parts else cotangent for k, cotangent in enumerate(cotangents)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the downlinks' memories."""

@@ -76,7 +76,7 @@ class Server:
         step, rows = self.step_number, self.batches.rows(self.step_number)
         reports = self._checked(replies)
         # Whatever can be refused is refused before anything is absorbed: then the same step can be tried again.
-        decoded = self._decoded(reports, rows)
+        decoded = [self._decode(party, report, rows) for party, report in enumerate(reports)]
         self.answer.prepare(step, reports)
         combined = self.fusion.combine(self._surrogates(decoded, rows))
         combined.requires_grad_(self.answer.needs_cotangent)
@@ -98,23 +98,35 @@ class Server:
     def _checked(self, replies: Mapping[str, Message]) -> list[Message]:
         if set(replies) != set(self.names):
             raise ProtocolError(f"reports of {sorted(replies)} came, those of {sorted(self.names)} are expected.")
-        for k, name in enumerate(self.names, start=1):
-            reply = replies[name]
-            if reply.kind != Kind.REPORT or reply.step != self.step_number or set(reply.packets) - {0} != {k}:
-                raise ProtocolError(
-                    f"{name} sent {reply.kind.name} for step {reply.step} with blocks {sorted(reply.packets)}, but its "
-                    f"REPORT on step {self.step_number} with block {k} is expected."
-                )
+        for name in self.names:
+            self._expect(name, replies[name])
         return [replies[name] for name in self.names]
 
-    def _decoded(self, reports: list[Message], rows: Rows) -> list[Tensor]:
-        """Return what every report says; nothing is changed yet."""
+    def _expect(self, name: str, reply: Message) -> None:
+        """Refuse a reply that is not this party's report on this step."""
+        k = self.names.index(name) + 1
+        if reply.kind != Kind.REPORT or reply.step != self.step_number or set(reply.packets) - {0} != {k}:
+            raise ProtocolError(
+                f"{name} sent {reply.kind.name} for step {reply.step} with blocks {sorted(reply.packets)}, but its "
+                f"REPORT on step {self.step_number} with block {k} is expected."
+            )
+
+    def check(self, name: str, reply: Message, hold: bool) -> None:
+        """Refuse a reply that `step` would refuse, as soon as it is here; a party told to hold must be READY."""
+        if not hold:
+            self._expect(name, reply)
+            self._decode(self.names.index(name), reply, self.batches.rows(self.step_number))
+        elif reply.kind != Kind.READY or reply.step != self.step_number or reply.packets:
+            raise ProtocolError(
+                f"{name} sent {reply.kind.name} for step {reply.step}, but an empty READY for step {self.step_number} "
+                "is expected: it was told to hold."
+            )
+
+    def _decode(self, party: int, report: Message, rows: Rows) -> Tensor:
+        """Return what a report says; nothing is changed yet."""
         reported = ALL if self.reports_all else rows
         count = self.batches.samples if self.reports_all else self.batches.count(self.step_number)
-        return [
-            channel.decode(reported, report.packets[k], count)
-            for k, (channel, report) in enumerate(zip(self.channels, reports, strict=True), start=1)
-        ]
+        return self.channels[party].decode(reported, report.packets[party + 1], count)
 
     def _surrogates(self, decoded: list[Tensor], rows: Rows) -> list[Tensor]:
         """Absorb the reports and return every party's surrogate on the batch."""

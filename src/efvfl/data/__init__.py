@@ -3,6 +3,6 @@
 from efvfl.data import catalogue
 from efvfl.data.base import Dataset, cut
 from efvfl.data.digits import digits
-from efvfl.data.npz import npz
+from efvfl.data.npz import npz, npz_files
 
-__all__ = ["Dataset", "catalogue", "cut", "digits", "npz"]
+__all__ = ["Dataset", "catalogue", "cut", "digits", "npz", "npz_files"]

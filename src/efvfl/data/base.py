@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ class Dataset:
     test: Split | None
     classes: int  # how many there are; 1 for targets that are not classes
     sources: list[Source] | None = None  # what parties train on in place of the training rows: augmented images
+    ids: dict[str, list[str]] = field(default_factory=dict)  # of the rows, by split; empty: they are only counted
 
     def subset(self, rows: int, seed: int) -> Dataset:
         """Return a data set with so many of the training rows, chosen by seed; the other splits stay."""
@@ -32,7 +33,8 @@ class Dataset:
         chosen = torch.from_numpy(permutation(derive(seed, "subset"), count, 0, rows)).sort().values
         train = Split([x[chosen] for x in self.train.features], self.train.labels[chosen])
         sources: list[Source] | None = [_Some(source, chosen) for source in self.sources] if self.sources else None
-        return replace(self, train=train, sources=sources)
+        ids = self.ids | {"train": [self.ids["train"][i] for i in chosen.tolist()]} if self.ids else {}
+        return replace(self, train=train, sources=sources, ids=ids)
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,21 @@ def cut(
     for name, x in zip(names, columns, strict=True):
         if len(x) != rows:
             raise ConfigError(f"{name!r} holds {len(x):,} rows, but there are {rows:,} labels: align the tables first.")
+    train, valid, test = (
+        Split([x[part] for x in columns], labels[part]) if len(part) else None
+        for part in cut_rows(rows, shares, seed).values()
+    )
+    assert train is not None, "checked above"
+    return train, valid, test
+
+
+def cut_rows(rows: int, shares: tuple[float, float], seed: int) -> dict[str, Tensor]:
+    """Return the numbers of the rows of every split: everyone who has the seed and the number of rows cuts alike."""
     held = [int(rows * share) for share in shares]
     if min(shares) < 0 or sum(held) >= rows:
         raise ConfigError(f"validation and test shares {shares} leave no rows of {rows:,} to train on.")
     order = torch.from_numpy(permutation(derive(seed, "split"), rows, 0, rows))
-    parts = torch.split(order, [rows - sum(held), *held])
-    train, valid, test = (Split([x[part] for x in columns], labels[part]) if len(part) else None for part in parts)
-    assert train is not None, "checked above"
-    return train, valid, test
+    return dict(zip(("train", "validation", "test"), torch.split(order, [rows - sum(held), *held]), strict=True))
 
 
 def halves(rows: int, seed: int) -> tuple[Tensor, Tensor]:

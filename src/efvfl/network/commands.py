@@ -1,0 +1,267 @@
+"""The commands of a federation: `efvfl certs`, `serve`, `join`, `predict` and `audit`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.logging import RichHandler
+from torch import Tensor
+
+from efvfl import config as configs
+from efvfl.checkpoint import write_atomically
+from efvfl.config import RunConfig
+from efvfl.errors import ConfigError, nearest
+from efvfl.network import certs, participant, terms, trail
+from efvfl.network.grpc import dial, listen
+from efvfl.network.hub import Patience
+from efvfl.network.join import Joining, Waiting
+from efvfl.network.member import Limits, Member, Saving
+from efvfl.network.serve import Serving
+from efvfl.network.status import Status
+
+log = logging.getLogger("efvfl")
+
+
+def run_command(options: argparse.Namespace, console: Console) -> None:
+    """Run one of these commands."""
+    if options.command == "audit":
+        for folder in trail.folders(options.run):
+            lines = trail.read(folder)
+            console.print(trail.table(folder.name, lines), trail.contents(lines), "", highlight=False)
+        return
+    config = configs.load(options.file)
+    if options.command == "certs":
+        make_certs(options, config, console)
+        return
+    sys.path.insert(0, str(options.file.parent.resolve()))  # your own models may lie beside the file
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_handler(options.status)])
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    if options.command == "join":
+        join(options, config, console)
+    else:
+        serve(options, config, console)
+
+
+def _handler(mode: str) -> logging.Handler:
+    return RichHandler(console=Console(stderr=True), show_path=False) if mode == "live" else logging.StreamHandler()
+
+
+def make_certs(options: argparse.Namespace, config: RunConfig, console: Console) -> None:
+    """Make what is missing, for all names in a federation file."""
+    names = participant.names_of(config, options.file.parent)
+    made = certs.make(options.out, [certs.SERVER, *names], options.days)
+    for path in made:
+        console.print(f"made {path}", soft_wrap=True, highlight=False)
+    text = (
+        "Nothing was missing."
+        if not made
+        else (
+            f"Give each party its NAME.key and NAME.crt, and {options.out / 'ca.crt'}, by a way you trust; keep ca.key."
+        )
+    )
+    console.print(text, soft_wrap=True, highlight=False)
+
+
+def _identity(options: argparse.Namespace, name: str) -> certs.Identity | None:
+    if options.insecure:
+        return None
+    identity = certs.load(options.certs, name)
+    if warning := certs.expiry_warning(identity):
+        log.warning("%s", warning)
+    return identity
+
+
+@contextlib.contextmanager
+def _stops(stopping: threading.Event) -> Iterator[None]:
+    """Ctrl-C or SIGTERM finishes the step and saves; a second one quits."""
+
+    def ask(number: int, frame: Any) -> None:
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        log.warning("finishing this step and saving; once more quits at once")
+        stopping.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _folder(options: argparse.Namespace, name: str) -> Path:
+    chosen: Path | None = options.dir
+    return chosen or Path("runs") / options.file.stem / name
+
+
+def join(options: argparse.Namespace, config: RunConfig, console: Console) -> None:
+    """Be a party."""
+    name: str = options.party
+    holding = participant.hold(config, options.file.parent, name)
+    if name not in holding.names:
+        raise ConfigError(f"{name!r} is not a party of this federation. {nearest(name, holding.names)}")
+    if name == config.label_holder:
+        raise ConfigError(f"{name!r} sits next to the server: `efvfl serve` does its part.")
+    identity = _identity(options, name)
+    _warn_of_seed(config, name)
+    plan = participant.make_plan(config, holding)
+    party = participant.build_party(config, plan, holding, name)
+    network, own = config.network, next((p for p in config.party if p.name == name), None)
+    member = Member(
+        party,
+        _folder(options, name),
+        terms.about(config, name, holding.names, holding.trained_ids),
+        participant.Answerer(party, holding),
+        Limits(own.limits.bytes, own.limits.steps, own.limits.rows) if own else None,
+        Saving(network.save_steps, network.save_seconds),
+    )
+    written = trail.Trail(member.folder)
+    address = options.address or network.address
+    joining = Joining(
+        member,
+        partial(dial, address, identity, participant.frame_limit(plan)),
+        Waiting(server=network.absent_seconds),
+        written.wrote,
+    )
+
+    def state() -> dict[str, Any]:
+        codec = party.up.seconds
+        return {
+            "step": party.step,
+            "bytes_out": written.totals["out"],
+            "bytes_in": written.totals["in"],
+            "compute": member.seconds - codec,
+            "codec": codec,
+            "waiting": joining.waited,
+            "connected": joining.connected,
+        }
+
+    status = Status(options.status, console, state)
+    joining.on_tick = status
+    try:
+        with _stops(joining.stopping):
+            joining.run()
+        status.say(f"Done after {party.step:,} steps. What left the building: efvfl audit {member.folder}")
+    finally:
+        status.close()
+        written.close()
+
+
+def _warn_of_seed(config: RunConfig, name: str = "") -> None:
+    own = config.private_seed if not name else next((p.private_seed for p in config.party if p.name == name), None)
+    if own is None:
+        log.warning(
+            "no private_seed is set for %s: its initial parameters and noise follow from the shared seed, which the "
+            "others know. Set it in your own copy of the file.",
+            name or "the server",
+        )
+
+
+def serve(options: argparse.Namespace, config: RunConfig, console: Console) -> None:
+    """Be the label holder: train, or predict."""
+    holding = participant.hold(config, options.file.parent, "")
+    identity = _identity(options, certs.SERVER)
+    _warn_of_seed(config)
+    folder, network = _folder(options, certs.SERVER), config.network
+    written = trail.Trail(folder)
+    serving = Serving(config, holding, folder, Patience(absent=network.absent_seconds), written.wrote)
+    if options.command == "predict" and not serving.finished:
+        raise ConfigError(f"training in {folder} is not finished: run `efvfl serve {options.file}` first.")
+    hub, server = serving.hub, serving.server
+
+    def state() -> dict[str, Any]:
+        codec = sum(channel.seconds for channel in server.channels)
+        now = time.monotonic()
+        return {
+            "step": server.step_number,
+            "steps": serving.steps,
+            "loss": server.surrogate_loss if server.surrogate_loss == server.surrogate_loss else None,
+            "bytes_out": written.totals["out"],
+            "bytes_in": written.totals["in"],
+            "compute": serving.seconds - codec,
+            "codec": codec,
+            "waiting": hub.waited,
+            "missing": {name: now - since for name, since in hub.missing.items()},
+        }
+
+    status = Status(options.status, console, state)
+    hub.on_tick = status
+    address = options.address or network.address
+    listening, port = listen(address, identity, participant.frame_limit(serving.plan), len(holding.names), hub.accept)
+    status.say(f"Listening on {address.rsplit(':', 1)[0]}:{port} for {', '.join(hub.names)}.", port=port)
+    try:
+        with _stops(hub.stopping):
+            if options.command == "predict":
+                _predict(options, serving, status)
+            else:
+                _train(serving, status)
+            for name in sorted(serving.finish()):
+                log.warning("%s could not be told that all is done: start `efvfl serve` again when it is back.", name)
+    finally:
+        status.close()
+        hub.close()
+        listening.stop(1.0).wait(2.0)
+        written.close()
+
+
+def _train(serving: Serving, status: Status) -> None:
+    for record in serving.train():
+        scores = record.validation or record.test
+        text = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+        status.say(f"epoch {record.epoch}: loss on surrogates {record.surrogate_loss:.4f}{', ' + text if text else ''}")
+        lines = "\n".join([r.to_json() for r in serving.records] + [""])
+        write_atomically(serving.folder / "records.jsonl", lines.encode())
+    status.say(f"Trained. Records: {serving.folder / 'records.jsonl'}")
+
+
+def _predict(options: argparse.Namespace, serving: Serving, status: Status) -> None:
+    if (options.ids is None) == (options.split is None):
+        raise ConfigError("give either --ids FILE, with one id a line, or --split validation or test.")
+    if options.split:
+        ids = serving.holding.ids.get(options.split, [])
+        output = serving.predict_split(options.split)
+    else:
+        try:
+            ids = [line.strip() for line in options.ids.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except OSError as error:
+            raise ConfigError(f"cannot read {options.ids}: {error}") from error
+        output = serving.predict(ids)
+    write_predictions(options.out, ids, output, serving.server.loss.name)
+    status.say(f"Predictions of {len(ids):,} rows: {options.out}")
+
+
+def write_predictions(path: Path, ids: list[str], output: Tensor, loss: str) -> None:
+    """Write ids and what the network says of them: the class and its probabilities, or the value."""
+    columns: dict[str, list[Any]] = {"id": ids}
+    if loss == "cross_entropy":
+        shares = torch.softmax(output.double(), dim=1)
+        columns["prediction"] = shares.argmax(dim=1).tolist()
+        columns |= {f"probability_{c}": shares[:, c].tolist() for c in range(shares.shape[1])}
+    elif loss == "binary_cross_entropy":
+        share = torch.sigmoid(output.double()).reshape(-1)
+        columns |= {"prediction": (share > 0.5).long().tolist(), "probability": share.tolist()}
+    else:
+        columns["prediction"] = output.double().reshape(-1).tolist()
+    if path.suffix not in (".csv", ".parquet"):
+        raise ConfigError(f"{path} came, a name that ends in .csv or .parquet is expected.")
+    import io
+
+    import polars
+
+    buffer = io.BytesIO()
+    frame = polars.DataFrame(columns)
+    frame.write_csv(buffer) if path.suffix == ".csv" else frame.write_parquet(buffer)
+    write_atomically(path, buffer.getvalue())

@@ -1,0 +1,136 @@
+"""A party's process: dial, answer, dial again when the link breaks, until the server says that all is done."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from efvfl.errors import AbsentError, EfvflError, Interrupted, LinkError, RefusedError, WireError
+from efvfl.network.frame import Frame, FrameKind, words
+from efvfl.network.member import Member
+from efvfl.network.wire import Wire
+
+log = logging.getLogger("efvfl")
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How long to wait for what, in seconds."""
+
+    welcome: float = 10.0  # for an answer to HELLO
+    server: float = 3600.0  # for a server that cannot be reached
+    tick: float = 0.2  # between two looks at the clock
+    first: float = 0.05  # before dialling again; doubled every time
+    longest: float = 2.0
+
+
+class Joining:
+    """A member and the wire it dials."""
+
+    def __init__(
+        self,
+        member: Member,
+        dial: Callable[[], Wire],
+        waiting: Waiting | None = None,
+        wrote: Callable[[str, str, Frame], None] | None = None,
+    ) -> None:
+        """Answer through whatever wire `dial` returns."""
+        self.member = member
+        self.dial = dial
+        self.waiting = waiting or Waiting()
+        self.wrote = wrote or (lambda name, direction, frame: None)
+        self.stopping = threading.Event()
+        self.on_tick: Callable[[], None] = lambda: None
+        self.connected = False
+        self.waited = 0.0  # seconds spent waiting for the server
+
+    def run(self) -> None:
+        """Take part until the server says STOP."""
+        pause, lost = self.waiting.first, time.monotonic()
+        while True:
+            wire: Wire | None = None
+            try:
+                wire = self.dial()
+                self._greet(wire)
+                pause, self.connected = self.waiting.first, True
+                self._serve(wire)
+                return
+            except (LinkError, WireError, TimeoutError) as error:
+                if self.connected:
+                    lost, self.connected = time.monotonic(), False
+                    log.info("the link broke (%s); dialling again", error)
+                if time.monotonic() - lost > self.waiting.server:
+                    raise AbsentError(
+                        f"the server could not be reached for {self.waiting.server:,.0f} seconds ({error}). Everything "
+                        "is saved: start again when it is back."
+                    ) from error
+            finally:
+                if wire is not None:
+                    wire.close()
+            self._pause(pause)
+            pause = min(2 * pause, self.waiting.longest)
+
+    def _pause(self, seconds: float) -> None:
+        self.on_tick()
+        if self.stopping.wait(seconds):
+            self._leave()
+
+    def _leave(self) -> None:
+        self.member.save()
+        raise Interrupted("stopped as asked: everything is saved, the same command goes on from here.")
+
+    def _send(self, wire: Wire, frame: Frame) -> None:
+        wire.send(frame.to_bytes())
+        self.wrote("server", "out", frame)
+
+    def _receive(self, wire: Wire, timeout: float) -> Frame:
+        frame = Frame.from_bytes(wire.receive(timeout))
+        self.wrote("server", "in", frame)
+        return frame
+
+    def _greet(self, wire: Wire) -> None:
+        self._send(wire, self.member.hello())
+        frame = self._receive(wire, self.waiting.welcome)
+        if frame.kind == FrameKind.REFUSE:
+            self._refused(frame)
+        if frame.kind != FrameKind.WELCOME:
+            raise WireError(f"{frame.kind.name} came, WELCOME is expected.")
+
+    def _refused(self, frame: Frame) -> None:
+        table = frame.words()
+        if table.get("code") in ("busy", "silent"):  # the server has not noticed yet that our last link broke
+            raise LinkError(str(table.get("text")))
+        raise RefusedError(f"the server refuses {self.member.party.name}: {table.get('text')!s:.2000}")
+
+    def _serve(self, wire: Wire) -> None:
+        """Answer until STOP."""
+        waiting = time.perf_counter()
+        while True:
+            try:
+                frame = self._receive(wire, self.waiting.tick)
+            except TimeoutError:
+                self.on_tick()
+                if self.stopping.is_set():
+                    self._leave()
+                continue
+            if frame.kind == FrameKind.REFUSE:
+                self._refused(frame)
+            if frame.kind == FrameKind.WELCOME:  # repeated on its way
+                continue
+            self.waited += time.perf_counter() - waiting
+            try:
+                answer = self.member.respond(frame)
+            except EfvflError as error:
+                self._send(wire, words(FrameKind.REFUSE, {"code": "wrong", "text": str(error)}))
+                raise
+            self._send(wire, answer)
+            if answer.kind == FrameKind.BYE:
+                return
+            self.member.save_if_due()
+            self.on_tick()
+            if self.stopping.is_set():
+                self._leave()
+            waiting = time.perf_counter()

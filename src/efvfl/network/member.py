@@ -1,0 +1,171 @@
+"""A party's side of the protocol, without any wire: a frame comes in, a frame goes out.
+
+The party decides: what it computes with, and how much it is ready to send, are in its own file. A request is handled
+once; if it comes again, the answer is the same bytes again, from the log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from efvfl import checkpoint
+from efvfl.errors import CheckpointError, LimitError, ProtocolError, WireError
+from efvfl.ledger import Ledger
+from efvfl.network.frame import Frame, FrameKind, words
+from efvfl.network.journal import Journal
+from efvfl.packet import Kind, Message
+from efvfl.party import Party
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a party is ready to do; 0: no limit."""
+
+    bytes: int = 0  # training bytes it sends
+    steps: int = 0
+    rows: int = 0  # whose exact representation it gives, to evaluate or predict
+
+
+@dataclass(frozen=True)
+class Saving:
+    """How often a participant saves itself."""
+
+    steps: int = 1000
+    seconds: float = 60.0
+
+
+class Member:
+    """Answers the server's frames."""
+
+    def __init__(
+        self,
+        party: Party,
+        folder: Path,
+        about: dict[str, Any],
+        represent: Callable[[bytes], tuple[int, bytes]],
+        limits: Limits | None = None,
+        saving: Saving | None = None,
+    ) -> None:
+        """Go on from what the folder holds, or start.
+
+        `about` is what HELLO says of this party; `represent` turns a question into the number of rows and an answer.
+        """
+        self.party = party
+        self.folder = folder
+        self.about = about
+        self.represent = represent
+        self.limits = limits or Limits()
+        self.saving = saving or Saving()
+        self.journal = Journal(folder / "log")
+        self.ledger = Ledger()
+        self.handled = 0
+        self.durable = 0  # the checkpoint covers all requests below this one
+        self.rows_given = 0
+        self.finished = False
+        self.seconds = 0.0  # of computing
+        self._saved = time.monotonic()
+        if self.path.exists():
+            self._load()
+
+    @property
+    def path(self) -> Path:
+        """Where this party saves itself."""
+        return self.folder / "checkpoint.safetensors"
+
+    def _load(self) -> None:
+        state = checkpoint.load(self.path)
+        if state.get("about") != self.about:
+            changed = [key for key in self.about if state.get("about", {}).get(key) != self.about[key]]
+            raise CheckpointError(
+                f"{self.path} was made with other settings or rows ({', '.join(changed)}): restore them, or start anew "
+                "in an empty folder together with the others."
+            )
+        self.party.load_state_dict(state["party"])
+        self.ledger.load_state_dict(state["ledger"])
+        self.handled = self.durable = int(state["handled"])
+        self.rows_given = int(state["rows_given"])
+        self.finished = bool(state["finished"])
+
+    def save(self) -> None:
+        """Leave everything on disk that is needed to go on."""
+        self.journal.settle()
+        state = {
+            "about": self.about,
+            "party": self.party.state_dict(),
+            "ledger": self.ledger.state_dict(),
+            "handled": self.handled,
+            "rows_given": self.rows_given,
+            "finished": self.finished,
+        }
+        checkpoint.save(self.path, state)
+        self.durable = self.handled
+        self._saved = time.monotonic()
+
+    def save_if_due(self) -> None:
+        """Save after so many steps or seconds; called when the answer is on its way, while the server computes."""
+        steps = self.handled - self.durable
+        if steps and (steps >= self.saving.steps or time.monotonic() - self._saved >= self.saving.seconds):
+            self.save()
+
+    def hello(self) -> Frame:
+        """Return the first frame of a connection."""
+        table = self.about | {"memory": self.party.up.digest(), "step": self.party.step}
+        return words(FrameKind.HELLO, table, self.handled, self.durable)
+
+    def respond(self, frame: Frame) -> Frame:
+        """Answer a REQUEST, an ASK or STOP."""
+        if frame.kind == FrameKind.REQUEST:
+            body = self._handle(frame)
+            self.journal.forget(frame.durable)
+            return Frame(FrameKind.REPLY, frame.number, self.durable, body)
+        if frame.kind == FrameKind.ASK:
+            return Frame(FrameKind.ANSWER, frame.number, self.durable, self._represent(frame.body))
+        if frame.kind == FrameKind.STOP:
+            if frame.number != self.handled:
+                raise ProtocolError(f"STOP after request {frame.number} came, but {self.handled} are handled here.")
+            self.finished = True
+            self.save()
+            return Frame(FrameKind.BYE, self.handled, self.durable)
+        raise ProtocolError(f"a server does not send {frame.kind.name} here.")
+
+    def _handle(self, frame: Frame) -> bytes:
+        if frame.number < self.handled:
+            return self.journal.read(frame.number)
+        if frame.number > self.handled:
+            raise ProtocolError(f"request {frame.number} came, but request {self.handled} has not come yet.")
+        try:
+            message = Message.from_bytes(frame.body)
+        except WireError as error:
+            raise ProtocolError(f"request {frame.number} is not a message: {error}") from error
+        reported = message.step + (message.kind != Kind.BEGIN)
+        if self.limits.steps and not message.hold and reported >= self.limits.steps:
+            raise LimitError(f"{self.party.name} takes part in {self.limits.steps:,} steps, as its own file says.")
+        started = time.perf_counter()
+        reply = self.party.handle(message)
+        body = reply.to_bytes()
+        self.seconds += time.perf_counter() - started
+        sent = self.ledger.total("up") + len(body)
+        if self.limits.bytes and sent > self.limits.bytes:
+            raise LimitError(
+                f"the answer to request {frame.number} would bring what {self.party.name} sent to {sent:,} bytes, and "
+                f"its own file allows {self.limits.bytes:,}."
+            )
+        self.journal.append(frame.number, body)
+        self.ledger.record("down", self.party.name, message, frame.body)
+        self.ledger.record("up", self.party.name, reply, body)
+        self.handled += 1
+        return body
+
+    def _represent(self, question: bytes) -> bytes:
+        rows, answer = self.represent(question)
+        self.rows_given += rows
+        if self.limits.rows and self.rows_given > self.limits.rows:
+            raise LimitError(
+                f"exact representations of {self.rows_given:,} rows are asked for in all, and the file of "
+                f"{self.party.name} allows {self.limits.rows:,}."
+            )
+        return answer

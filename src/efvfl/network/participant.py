@@ -1,0 +1,219 @@
+"""From a federation file and what one participant holds, its half of the federation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from efvfl import losses, observe
+from efvfl.batches import Batches
+from efvfl.build import Plan, make_party, make_server
+from efvfl.channel import send_exactly, unpack
+from efvfl.config import RunConfig
+from efvfl.data.base import cut_rows
+from efvfl.data.npz import classes_of, own_columns, read
+from efvfl.errors import ConfigError, DataError, ProtocolError, nearest
+from efvfl.experiment import head_model, load_data, local_model, make_optimizer, model_config, private_seed
+from efvfl.fusion import Fusion
+from efvfl.local import check_batches, model_width
+from efvfl.packet import Packet
+from efvfl.party import Party
+from efvfl.rng import derive
+from efvfl.server import Server
+
+CHUNK = observe.CHUNK  # rows of one question
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What one participant holds, by split: 'train', 'validation', 'test', and 'new' for rows without labels."""
+
+    names: list[str]  # of all parties
+    columns: dict[str, Tensor]  # empty at a server that has none
+    labels: dict[str, Tensor]  # empty at a party with private labels
+    ids: dict[str, list[str]]
+    classes: int  # how many there are; 1 for targets that are not classes, 0 where nothing is known of them
+
+    @property
+    def trained_ids(self) -> dict[str, list[str]]:
+        """The rows that all must hold alike."""
+        return {split: ids for split, ids in self.ids.items() if split != "new"}
+
+
+def names_of(config: RunConfig, folder: Path) -> list[str]:
+    """Return the parties' names: those in the file, or those of the data."""
+    if config.party and (not config.data.path or all(p.data for p in config.party)):
+        return [p.name for p in config.party]
+    return load_data(config, folder).names
+
+
+def hold(config: RunConfig, folder: Path, name: str) -> Holding:
+    """Load what a party holds, or the server ('')."""
+    party = name or config.label_holder
+    if any(p.data for p in config.party):
+        return _own_files(config, folder, name, party)
+    data = load_data(config, folder)
+    if data.sources:
+        raise ConfigError(
+            "augmentation moves pixels between parties, so it exists in one process only: set data.augment = false."
+        )
+    if party and party not in data.names:
+        raise ConfigError(f"{party!r} is not a party of this data. {nearest(party, data.names)}")
+    splits = {s: part for s in ("train", "validation", "test") if (part := getattr(data, s)) is not None}
+    place = data.names.index(party) if party else None
+    columns = {} if place is None else {s: part.features[place] for s, part in splits.items()}
+    labels = {s: part.labels for s, part in splits.items()}
+    ids = data.ids or {s: [f"{s}:{i}" for i in range(len(part.labels))] for s, part in splits.items()}
+    held = labels if not name or config.agreement.labels == "shared" else {}
+    return Holding(data.names, columns, held, {s: ids[s] for s in splits}, data.classes if held else 0)
+
+
+def _own_files(config: RunConfig, folder: Path, name: str, party: str) -> Holding:
+    names = [p.name for p in config.party]
+    own = next((p.data for p in config.party if p.name == party), None)
+    if party and own is None:
+        known = f" {nearest(party, names)}" if party not in names else ""
+        raise ConfigError(
+            f"party {party!r} has no data in this file: its [[party]] needs data = {{ path = ... }}.{known}"
+        )
+    columns, labels, ids, rows = None, None, [], 0
+    if own is not None:
+        found = read(folder / own.path)
+        columns, ids, rows = own_columns(found, folder / own.path), found.ids, found.rows
+        labels = found.labels if config.agreement.labels == "shared" else None
+        if labels is None and name and config.agreement.labels == "shared":
+            raise ConfigError(f"labels are shared, so {own.path} of {name!r} needs them as 'y'.")
+    if not name:
+        if not config.data.path:
+            raise ConfigError("data.path is missing: the .npz file with the labels `y`.")
+        found = read(folder / config.data.path)
+        if found.labels is None or (own is not None and found.ids != ids):
+            raise ConfigError(f"{config.data.path} needs labels 'y', and the ids of the label holder's own columns.")
+        labels, ids, rows = found.labels, found.ids, found.rows
+    ids = ids or [str(i) for i in range(rows)]
+    parts = {s: p for s, p in cut_rows(rows, (config.data.validation, config.data.test), config.seed).items() if len(p)}
+    held = Holding(
+        names,
+        {} if columns is None else {s: columns[part] for s, part in parts.items()},
+        {} if labels is None else {s: labels[part] for s, part in parts.items()},
+        {s: [ids[i] for i in part.tolist()] for s, part in parts.items()},
+        0 if labels is None else classes_of(labels),
+    )
+    if own is not None and own.new:
+        later = read(folder / own.new)
+        held.columns["new"] = own_columns(later, folder / own.new)
+        held.ids["new"] = later.ids or [str(i) for i in range(later.rows)]
+    return held
+
+
+def make_plan(config: RunConfig, holding: Holding) -> Plan:
+    """Return what all participants know, as this one's file says it."""
+    widths = [model_config(config, name).width for name in holding.names]
+    if config.fusion.combine != "concat" and len(set(widths)) > 1:
+        raise ConfigError(f"combine = {config.fusion.combine!r} needs equal widths, but {widths} came: use 'concat'.")
+    if config.fusion.combine == "concat" and config.agreement.downlink == "aggregate":
+        raise ConfigError("downlink = 'aggregate' needs combine = 'sum' or 'mean'; use 'relay' with a concatenation.")
+    samples = len(holding.ids["train"])
+    return Plan(
+        names=holding.names,
+        widths=widths,
+        dtype=torch.float32,
+        batches=Batches(samples, config.batch_size, derive(config.seed, "batches"), config.batch_order),
+        method=config.method.build(),
+        agreement=config.agreement,
+        loss=losses.lookup(config.loss),
+        optimizer=make_optimizer(config.optimizer),
+        label_holder=config.label_holder,
+    )
+
+
+def _fusion(config: RunConfig, plan: Plan, holding: Holding) -> Fusion:
+    return Fusion(head_model(config, plan.widths, holding.classes), config.fusion.combine)
+
+
+def build_server(config: RunConfig, plan: Plan, holding: Holding) -> Server:
+    """Make the server's half."""
+    labels = holding.labels["train"]
+    plan.loss.check(labels)
+    fusion = _fusion(config, plan, holding)
+    check_batches(plan.batches, [fusion])
+    return make_server(plan, fusion, labels, derive(private_seed(config), "server"), config.protect)
+
+
+def build_party(config: RunConfig, plan: Plan, holding: Holding, name: str) -> Party:
+    """Make a party's half."""
+    x = holding.columns["train"]
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        raise ConfigError(f"the columns of {name!r} hold NaN or infinity: fill or drop such rows first.")
+    model = local_model(config, name, x[0])
+    width, declared = model_width(model, x, name), model_config(config, name).width
+    if width != (declared, torch.float32):
+        raise ConfigError(
+            f"the model of {name!r} gives {width[0]} x {width[1]}, but its width is declared as {declared}."
+        )
+    check_batches(plan.batches, [model])
+    shared = config.agreement.labels == "shared"
+    held = (_fusion(config, plan, holding), holding.labels["train"]) if shared else ()
+    return make_party(plan, name, model, x, derive(private_seed(config, name), "party", name), *held)
+
+
+class Answerer:
+    """Gives a party's exact representations of rows that are asked for."""
+
+    def __init__(self, party: Party, holding: Holding) -> None:
+        """Know all rows by split and place, and by id."""
+        self.party = party
+        self.columns = holding.columns
+        self.places = {i: (split, n) for split, ids in holding.ids.items() for n, i in enumerate(ids)}
+
+    def __call__(self, question: bytes) -> tuple[int, bytes]:
+        """Return how many rows are given, and the answer: 0 and a packet, or 1 and what is wrong."""
+        try:
+            rows = self._rows(json.loads(question))
+        except ValueError as error:
+            raise ProtocolError(f"a question came that is not JSON: {error}") from error
+        except DataError as error:
+            return 0, b"\x01" + str(error).encode()
+        h = observe.represent(self.party.block.module, rows)
+        return len(h), b"\x00" + send_exactly(h)[0].to_bytes()
+
+    def _rows(self, question: Any) -> Tensor:
+        match question:
+            case {"split": str(split), "start": int(start), "stop": int(stop)} if 0 <= start < stop <= start + CHUNK:
+                if split not in self.columns or stop > len(self.columns[split]):
+                    raise DataError(f"{self.party.name} has no {split} rows up to {stop:,}.")
+                return self.columns[split][start:stop]
+            case {"ids": list(ids)} if 0 < len(ids) <= CHUNK and all(isinstance(i, str) for i in ids):
+                absent = [i for i in ids if i not in self.places]
+                if absent:
+                    raise DataError(
+                        f"{self.party.name} lacks {len(absent):,} of {len(ids):,} ids, such as {absent[0]!r:.80}."
+                    )
+                return torch.stack([self.columns[split][n] for split, n in (self.places[i] for i in ids)])
+        raise ProtocolError(f"a question came that nobody understands: {question!s:.200}")
+
+
+def read_answer(name: str, answer: bytes, rows: int, width: int) -> Tensor:
+    """Return the representations in an answer."""
+    if answer[:1] == b"\x01":
+        raise DataError(answer[1:2001].decode(errors="replace"))
+    if answer[:1] != b"\x00":
+        raise ProtocolError(f"{name} sent an answer that is none.")
+    return unpack(Packet.from_bytes(answer[1:]), (rows, width), torch.float32, f"{name}'s representations")
+
+
+def questions(names: list[str], table: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the same question for all."""
+    return dict.fromkeys(names, json.dumps(table).encode())
+
+
+def frame_limit(plan: Plan) -> int:
+    """Return a size that no frame of this federation exceeds: all blocks of a message uncompressed, and to spare."""
+    rows = plan.batches.samples if plan.agreement.reports == "all" else plan.batches.count(0)
+    return 2 * 8 * max(rows, CHUNK) * sum(plan.widths) + (64 << 20)

@@ -1,0 +1,253 @@
+"""The label holder's process: train with whoever joins, save, and go on after any crash as if nothing had happened."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from efvfl import checkpoint, observe
+from efvfl.config import RunConfig
+from efvfl.errors import AbsentError, CheckpointError, Interrupted, ProtocolError
+from efvfl.ledger import Ledger
+from efvfl.network import terms
+from efvfl.network.frame import Frame, unpack
+from efvfl.network.hub import Hub, Patience
+from efvfl.network.journal import Journal
+from efvfl.network.member import Saving
+from efvfl.network.participant import (
+    CHUNK,
+    Answerer,
+    Holding,
+    build_party,
+    build_server,
+    make_plan,
+    questions,
+    read_answer,
+)
+from efvfl.packet import Message
+from efvfl.train import Record
+
+
+class Serving:
+    """The server, its log and its links."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        holding: Holding,
+        folder: Path,
+        patience: Patience | None = None,
+        wrote: Callable[[str, str, Frame], None] | None = None,
+    ) -> None:
+        """Go on from what the folder holds, or start."""
+        self.config = config
+        self.holding = holding
+        self.folder = folder
+        self.plan = make_plan(config, holding)
+        self.server = build_server(config, self.plan, holding)
+        here = config.label_holder
+        self.party = build_party(config, self.plan, holding, here) if here else None  # the label holder's own columns
+        self.answerer = Answerer(self.party, holding) if self.party else None
+        self.about = terms.about(config, "", holding.names, holding.trained_ids)
+        self.saving = Saving(config.network.save_steps, config.network.save_seconds)
+        self.ledger = Ledger()
+        self.journal = Journal(folder / "log")
+        self.hub = Hub(
+            [name for name in holding.names if name != here],
+            self.journal,
+            self.ledger,
+            self._greet,
+            self._check,
+            patience,
+            config.network.on_missing,
+            wrote,
+        )
+        self.records: list[Record] = []
+        self.finished = False
+        self.seconds = 0.0  # of computing, the label holder's own party included
+        self._losses: list[float] = []  # of the epoch under way
+        self._pending: dict[str, Message] = {}  # the request that is out
+        self._observing = False  # it has been answered, and parties hold
+        self._saved = time.monotonic()
+        if self.path.exists():
+            self._load()
+
+    @property
+    def path(self) -> Path:
+        """Where the server saves itself."""
+        return self.folder / "checkpoint.safetensors"
+
+    @property
+    def steps(self) -> int:
+        """How many steps the run has."""
+        return self.config.epochs * self.plan.batches.per_epoch
+
+    def _greet(self, name: str, table: dict[str, Any], position: int) -> None:
+        """Refuse a party that does not fit."""
+        terms.compare(self.about, table)
+        memory = self.server.channels[self.holding.names.index(name)].digest() if position == self.hub.number else ""
+        if memory and table.get("memory") != memory:
+            raise ProtocolError(
+                f"the server and {name} have both handled {position} requests but do not remember the same of what was "
+                "sent: one of the folders belongs to another run. Start all anew in empty folders, or restore them."
+            )
+
+    def _check(self, name: str, reply: Message) -> None:
+        self.server.check(name, reply, self._pending[name].hold)
+
+    def _load(self) -> None:
+        state = checkpoint.load(self.path)
+        if state.get("about") != self.about:
+            changed = [key for key in self.about if state.get("about", {}).get(key) != self.about[key]]
+            raise CheckpointError(
+                f"{self.path} was made with other settings or rows ({', '.join(changed)}): restore them, or start anew "
+                "in an empty folder together with the others."
+            )
+        self.server.load_state_dict(state["server"])
+        if self.party:
+            self.party.load_state_dict(state["party"])
+        self.ledger.load_state_dict(state["ledger"])
+        self.records = [Record.from_json(line) for line in state["records"]]
+        self._losses = [float(loss) for loss in state["losses"]]
+        self.hub.number = self.hub.durable = int(state["number"])
+        self.seconds = float(state["seconds"])
+        self.finished, self._observing = bool(state["finished"]), bool(state["observing"])
+        self.hub.saved = set(state["informed"]) if self.finished else set()
+        if self.finished and self.server.step_number < self.steps:  # the file asks for more epochs than before
+            self.finished, self.hub.saved = False, set()
+            self._stage(self.server.begin())
+        elif not self.finished and not self._observing:
+            self._pending = unpack(self.journal.read(self.hub.number))
+
+    def save(self) -> None:
+        """Leave everything on disk that is needed to go on."""
+        self.journal.settle()
+        state = {
+            "about": self.about,
+            "server": self.server.state_dict(),
+            "party": self.party.state_dict() if self.party else {},
+            "ledger": self.ledger.state_dict(),
+            "records": [record.to_json() for record in self.records],
+            "losses": self._losses,
+            "number": self.hub.number,
+            "seconds": self.seconds,
+            "finished": self.finished,
+            "observing": self._observing,
+            "informed": sorted(self.hub.saved),
+        }
+        checkpoint.save(self.path, state)
+        self.hub.durable = self.hub.number
+        self._saved = time.monotonic()
+
+    def _save_if_due(self) -> None:
+        steps = self.hub.number - self.hub.durable
+        if steps >= self.saving.steps or time.monotonic() - self._saved >= self.saving.seconds:
+            self.save()
+
+    def _stage(self, messages: dict[str, Message]) -> None:
+        """Make these the next request."""
+        self._pending = messages
+        self.hub.stage(messages)
+
+    def train(self) -> Iterator[Record]:
+        """Train to the end, or on to it; yield a record of every observed epoch."""
+        try:
+            if not self._pending and not self._observing and not self.finished:
+                self._stage(self.server.begin())
+            while not self.finished:
+                if self.hub.stopping.is_set():
+                    raise Interrupted("stopped as asked: everything is saved, the same command goes on from here.")
+                self._save_if_due()
+                replies = {} if self._observing else self._exchange(self._pending)
+                self._observing = self._observing or self._pending[self.holding.names[0]].hold
+                if self._observing:
+                    yield self._observe()
+                    self._observing = False
+                    self.finished = self.server.step_number >= self.steps
+                    if not self.finished:
+                        self._stage(self.server.begin())
+                else:
+                    self._stage(self._step(replies))
+                self.hub.on_tick()
+        finally:
+            if sys.exc_info()[0] in (None, Interrupted, AbsentError):
+                self.save()
+
+    def _exchange(self, messages: Mapping[str, Message]) -> dict[str, Message]:
+        """Let the parties answer; the label holder's own does so while the others are at it."""
+        self.hub.send({name: message for name, message in messages.items() if name in self.hub.names})
+        own: dict[str, Message] = {}
+        if self.party:
+            started = time.perf_counter()
+            own = {self.party.name: self.party.handle(messages[self.party.name])}
+            self.seconds += time.perf_counter() - started
+        return self.hub.collect() | own
+
+    def _step(self, replies: Mapping[str, Message]) -> dict[str, Message]:
+        done, per_epoch = self.server.step_number + 1, self.plan.batches.per_epoch
+        ends = done % per_epoch == 0
+        observed = ends and (done // per_epoch % self.config.observe_every == 0 or done == self.steps)
+        started = time.perf_counter()
+        messages = self.server.step(replies, hold=observed)
+        self.seconds += time.perf_counter() - started
+        self._losses.append(self.server.surrogate_loss)
+        if ends and not observed:
+            self._losses = []
+        return messages
+
+    def _observe(self) -> Record:
+        """Measure where training stands, as far as one can without seeing the parties' rows."""
+        loss, scores = self.server.loss, {}
+        for split in ("validation", "test"):
+            if split in self.holding.labels:
+                output = self.predict_split(split)
+                scores[split] = observe.scores(output, self.holding.labels[split], loss)
+        record = Record(
+            epoch=self.server.step_number // self.plan.batches.per_epoch,
+            step=self.server.step_number,
+            surrogate_loss=sum(self._losses) / len(self._losses),
+            validation=scores.get("validation", {}),
+            test=scores.get("test", {}),
+            bytes_up=self.ledger.total("up"),
+            bytes_down=self.ledger.total("down"),
+            ledger=self.ledger.table(),
+            seconds=self.seconds + self.hub.waited,
+        )
+        self.records.append(record)
+        self._losses = []
+        return record
+
+    def finish(self) -> set[str]:
+        """Tell the parties that all is done; return those that could not be told. They may join later."""
+        absent = self.hub.finish()
+        self.save()
+        return absent
+
+    def predict_split(self, split: str) -> Tensor:
+        """Return the network's output on the rows of a split."""
+        rows = len(self.holding.ids[split])
+        spans = [(start, min(start + CHUNK, rows)) for start in range(0, rows, CHUNK)]
+        return torch.cat([self._output({"split": split, "start": a, "stop": b}, b - a) for a, b in spans])
+
+    def predict(self, ids: list[str]) -> Tensor:
+        """Return the network's output on the rows of these ids, in their order."""
+        parts = [ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK)]
+        return torch.cat([self._output({"ids": part}, len(part)) for part in parts])
+
+    def _output(self, question: dict[str, Any], rows: int) -> Tensor:
+        asked = questions(self.hub.names, question)
+        answers = self.hub.ask(asked)
+        if self.party and self.answerer:
+            answers[self.party.name] = self.answerer(next(iter(questions([""], question).values())))[1]
+        fusion = self.server.fusion
+        pairs = zip(self.holding.names, self.plan.widths, strict=True)
+        parts = [read_answer(name, answers[name], rows, width) for name, width in pairs]
+        with torch.no_grad(), observe.evaluating([fusion]):
+            output: Tensor = fusion(parts)
+        return output

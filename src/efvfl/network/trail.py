@@ -1,0 +1,145 @@
+"""What left the building, and what came in: one JSON line for every frame, and the sums that `efvfl audit` prints."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.table import Table
+
+from efvfl.errors import CheckpointError, ConfigError, WireError
+from efvfl.network.frame import PIECE, Frame, FrameKind
+from efvfl.packet import Kind, Reader
+
+FILE = "ledger.jsonl"
+
+CONTENTS = {
+    "begin": "a step's number: report on it",
+    "report": "the compressed change of a party's representation of the batch's rows",
+    "cotangent": "the derivative of the loss by a party's representation of the batch's rows",
+    "relay": "the other parties' reports as they came, and the fusion model where it is sent",
+    "aggregate": "the combined representation of the batch's rows, and the fusion model where it is sent",
+    "ready": "nothing: learnt, and waiting",
+    "hello": "name, shared settings, numbers of rows, salted digests of their ids' order and of the memory",
+    "welcome": "how many requests there have been",
+    "refuse": "why the other side is refused, as a text",
+    "ask": "which rows to represent exactly: a split and places, or ids",
+    "answer": "exact representations of rows, to evaluate or predict; outside the count of training bytes",
+    "stop": "nothing: all is done",
+    "bye": "nothing: saved",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One frame."""
+
+    time: float
+    peer: str
+    direction: Literal["in", "out"]
+    kind: str
+    number: int  # of the request or question
+    step: int | None
+    payload: int  # bytes of the message
+    frame: int  # bytes handed to gRPC: payload, numbers, checksum and piece marks; TLS and HTTP/2 come on top
+
+
+class Trail:
+    """Writes the lines of one participant."""
+
+    def __init__(self, folder: Path) -> None:
+        """Append to the folder's file."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = open(folder / FILE, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+        except OSError as error:
+            raise CheckpointError(f"cannot write {folder / FILE}: {error}.") from error
+        self.totals: dict[str, int] = {"in": 0, "out": 0}
+
+    def wrote(self, peer: str, direction: str, frame: Frame) -> None:
+        """Put down a frame."""
+        size = len(frame.body) + 4 + 1 + _length(frame.number) + _length(frame.durable)
+        size += max(1, -(-size // PIECE))
+        self.totals[direction] += size
+        kind, step = _kind_and_step(frame)
+        line = {"time": round(time.time(), 3), "peer": peer, "direction": direction, "kind": kind}
+        line |= {"number": frame.number, "step": step, "payload": len(frame.body), "frame": size}
+        try:
+            self._file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise CheckpointError(f"cannot write the ledger: {error}.") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _length(number: int) -> int:
+    return max(1, -(-number.bit_length() // 7))
+
+
+def _kind_and_step(frame: Frame) -> tuple[str, int | None]:
+    if frame.kind in (FrameKind.REQUEST, FrameKind.REPLY):
+        try:
+            reader = Reader(frame.body[:16])
+            reader.take(3, "a message's start")
+            return Kind(reader.byte("its kind") >> 1).name.lower(), reader.number("its step")
+        except (WireError, ValueError):
+            return "unreadable", None
+    return frame.kind.name.lower(), None
+
+
+def read(folder: Path) -> list[Line]:
+    """Read a participant's lines; one that a crash cut short is left out."""
+    path = folder / FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error}. Name a participant's folder.") from error
+    lines = []
+    for row in text.splitlines():
+        try:
+            table: dict[str, Any] = json.loads(row)
+            lines.append(Line(**table))
+        except (ValueError, TypeError):
+            continue
+    return lines
+
+
+def folders(run: Path) -> list[Path]:
+    """Return the participants' folders under a run, or the one that it is."""
+    if (run / FILE).exists():
+        return [run]
+    found = sorted(path.parent for path in run.glob(f"*/{FILE}"))
+    if not found:
+        raise ConfigError(f"there is no {FILE} in {run} or the folders in it: name a run of `efvfl serve` or `join`.")
+    return found
+
+
+def contents(lines: list[Line]) -> str:
+    """Return what each kind contains that occurs."""
+    return "\n".join(f"  {kind}: {CONTENTS.get(kind, '?')}" for kind in sorted({line.kind for line in lines}))
+
+
+def table(name: str, lines: list[Line]) -> Table:
+    """Return totals by direction and kind."""
+    sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for line in lines:
+        entry = sums[line.direction, line.kind]
+        entry[0] += 1
+        entry[1] += line.payload
+        entry[2] += line.frame
+    out = Table(title=f"{name}: what was sent (out) and received (in)", title_justify="left")
+    for heading in ("", "kind", "frames", "payload bytes", "framed bytes"):
+        out.add_column(heading, justify="right" if "bytes" in heading or heading == "frames" else "left")
+    for direction in ("out", "in"):
+        rows = sorted((kind, entry) for (d, kind), entry in sums.items() if d == direction)
+        for kind, (count, payload, frame) in rows:
+            out.add_row(direction, kind, f"{count:,}", f"{payload:,}", f"{frame:,}")
+        total = [sum(entry[i] for _, entry in rows) for i in range(3)]
+        out.add_row(direction, "total", *(f"{n:,}" for n in total), end_section=True, style="bold")
+    return out

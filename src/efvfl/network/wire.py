@@ -1,0 +1,61 @@
+"""A wire carries frames both ways between one party and the server; what it is made of does not matter to either."""
+
+from __future__ import annotations
+
+import queue
+from typing import Protocol
+
+from efvfl.errors import LinkError
+
+
+class Wire(Protocol):
+    """One end."""
+
+    def send(self, data: bytes) -> None:
+        """Hand over a frame; LinkError if the wire is cut."""
+
+    def receive(self, timeout: float | None) -> bytes:
+        """Return the next frame's bytes; TimeoutError if none came in time, LinkError if none will come."""
+
+    def close(self) -> None:
+        """Cut it. What was sent before still arrives."""
+
+
+class MemoryWire:
+    """One end of a wire within a process."""
+
+    def __init__(self, incoming: queue.SimpleQueue[bytes | None], outgoing: queue.SimpleQueue[bytes | None]) -> None:
+        """Read from one queue and write to another; None is the end."""
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._closed = False
+
+    def send(self, data: bytes) -> None:
+        """Put a frame in the queue."""
+        if self._closed:
+            raise LinkError("the wire is closed.")
+        self._outgoing.put(data)
+
+    def receive(self, timeout: float | None) -> bytes:
+        """Take a frame from the queue."""
+        try:
+            data = self._incoming.get(timeout=timeout)
+        except queue.Empty as error:
+            raise TimeoutError from error
+        if data is None:
+            self._closed = True
+            raise LinkError("the other end closed the wire.")
+        return data
+
+    def close(self) -> None:
+        """End both directions."""
+        self._closed = True
+        self._incoming.put(None)
+        self._outgoing.put(None)
+
+
+def memory_pair() -> tuple[MemoryWire, MemoryWire]:
+    """Return the two ends of a wire."""
+    there: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    back: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    return MemoryWire(there, back), MemoryWire(back, there)

@@ -1,0 +1,73 @@
+"""What the label holder may do to cotangents before they leave it, so that they say less about single labels.
+
+It is the server's own choice and no part of the plan: parties need not know of it. What it buys, measured, and what it
+does not: docs/security.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from efvfl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Protection:
+    """Clip every row of a cotangent, then add Gaussian noise; 0 is off.
+
+    The loss is a mean over the batch, so a row of its cotangent shrinks as the batch grows. Both knobs are about the
+    row times the number of rows, the derivative of that row's *own* loss: they mean the same at any batch size.
+    """
+
+    clip: float = 0.0  # largest L2 norm of a row's derivative; smaller => rows differ less in norm
+    noise: float = 0.0  # standard deviation in every entry, in units of clip; larger => less is told, slower learning
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        for name, value in (("clip", self.clip), ("noise", self.noise)):
+            if not 0 <= value < inf:
+                raise ConfigError(f"protect.{name} = {value} came, a finite number from 0 is expected.")
+        if self.noise and not self.clip:
+            raise ConfigError(
+                f"protect.noise = {self.noise} needs protect.clip: noise is in units of it, and hides nothing of a row "
+                "that may be of any size. Set clip to a norm that most rows exceed, such as 0.1."
+            )
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is done."""
+        return self.clip > 0
+
+    def apply(self, cotangent: Tensor, key: int) -> Tensor:
+        """Return the cotangent as it may be sent, shape (batch, width). The key is secret and of this step alone."""
+        if not self.on:
+            return cotangent
+        limit = self.clip / max(1, len(cotangent))
+        norms = torch.linalg.vector_norm(cotangent, dim=1, keepdim=True, dtype=torch.float64)  # neither over nor under
+        shrink: Tensor = limit / norms.clamp(min=limit)  # exactly 1 for rows within the limit
+        clipped = cotangent * shrink.to(cotangent.dtype)
+        if not self.noise:
+            return clipped
+        return clipped.add_(normal(key, tuple(cotangent.shape)).to(cotangent.dtype), alpha=self.noise * limit)
+
+
+def normal(key: int, shape: tuple[int, ...]) -> Tensor:
+    """Return standard normal draws that are a pure function of the key: SHAKE-128, then Box and Muller, in float64.
+
+    Not torch's generator: it takes 32 bits of a seed and no more, so a party could try all of them and subtract the
+    noise. Nor any other generator whose next draws follow from the last: a row whose derivative is known would do.
+    """
+    count = int(np.prod(shape, dtype=np.int64))
+    pairs = -(-count // 2)
+    data = hashlib.shake_128(f"efvfl protect {key}".encode()).digest(16 * pairs)
+    bits = np.frombuffer(data, dtype="<u8").reshape(2, pairs) >> np.uint64(11)
+    radius = np.sqrt(-2 * np.log((bits[0] + np.uint64(1)) * 2.0**-53))  # of (0, 1]: the logarithm is finite
+    angle = bits[1] * (2 * np.pi * 2.0**-53)
+    draws = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+    return torch.from_numpy(draws[:count]).reshape(shape)
