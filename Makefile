@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check bench results format clean
+.PHONY: demo test check bench chaos results format clean
 
 demo: $(READY)
 	$(BIN)/efvfl demo
@@ -19,6 +19,9 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+chaos: $(READY)
+	$(BIN)/python tests/chaos.py --kills 300
 
 results: $(READY)
 	$(BIN)/python tools/results.py
