@@ -3,10 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check bench chaos results format clean
+.PHONY: demo two-banks test check bench chaos results format clean
 
 demo: $(READY)
 	$(BIN)/efvfl demo
+
+two-banks: $(READY)
+	$(BIN)/python examples/two_banks/run.py
 
 test: $(READY)
 	$(BIN)/python -m pytest

@@ -340,7 +340,7 @@ def test_names_that_differ_only_in_case(folder: Path, tmp_path: Path) -> None:
 
 
 def test_no_names_and_no_days(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no name was given. Name the participants: `efvfl certs .* server PARTY"):
+    with pytest.raises(ConfigError, match=r"no name was given. Name the participants: `efvfl certs FILE.toml --out"):
         make(tmp_path, [])
     for days in (0, 36501):
         with pytest.raises(ConfigError, match=f"valid for {days} days. Choose from 1 to 36500"):
@@ -410,7 +410,9 @@ def test_load_gives_the_files_and_shows_no_key(ready: Path) -> None:
 @pytest.mark.parametrize("file", ["ca.crt", "bank.crt", "bank.key"])
 def test_a_missing_file(folder: Path, file: str) -> None:
     (folder / file).unlink()
-    assert f"{folder / file} is missing. Run `efvfl certs {folder} bank` where ca.key is kept" in refusal(folder)
+    assert f"{folder / file} is missing. Run `efvfl certs FILE.toml --out {folder}` where ca.key is kept" in refusal(
+        folder
+    )
 
 
 @pytest.mark.parametrize("bits", [0o640, 0o604, 0o620, 0o602])
@@ -441,7 +443,10 @@ def test_a_key_of_another(folder: Path) -> None:
     shutil.copy(folder / "clinic.key", folder / "bank.key")
     words = refusal(folder)
     assert f"{folder / 'bank.key'} is not the key of {folder / 'bank.crt'}. Bring both from the same place" in words
-    assert f"delete bank.crt and bank.key where ca.key is kept and run `efvfl certs {folder} bank` there" in words
+    assert (
+        f"delete bank.crt and bank.key where ca.key is kept and run `efvfl certs FILE.toml --out {folder}` there"
+        in words
+    )
 
 
 def test_a_certificate_of_another_ca(folder: Path, tmp_path: Path) -> None:

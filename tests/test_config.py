@@ -149,7 +149,7 @@ def test_mistakes_are_answered(text: str, error: str, tmp_path: Path) -> None:
         ("[model]\nlast = 'reluu'", r"Did you mean 'relu'\?"),
         ("[[party]]\nname = 'top-left'\nmodel = { width = 3 }", "needs equal widths"),
         ("[data]\nvalidation = 0.6\ntest = 0.6", "leave no rows"),
-        ("[data]\nname = 'npz'", "needs data.path"),
+        ("[data]\nname = 'npz'", "data.path is missing"),
         ("[data]\nname = 'npz'\npath = 'missing.npz'", "cannot read"),
     ],
 )
@@ -204,7 +204,7 @@ def test_your_own_arrays(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'y' and one array for each party"):
         load_data(config, tmp_path)
     np.savez(tmp_path / "table.npz", bank=x["bank"][:70], telco=x["telco"], y=target)
-    with pytest.raises(ConfigError, match="'bank' in .* has 70 rows, 80 are expected"):
+    with pytest.raises(ConfigError, match=r"'bank' in .* has 70 rows, 80 are expected"):
         load_data(config, tmp_path)
     for y in (target[:, None], target[0], target.astype(str)):
         np.savez(tmp_path / "table.npz", bank=x["bank"], y=y)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import leakage
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import everything, memories, parameters, problem, same
 from torch import Tensor
@@ -40,6 +40,7 @@ def sent(run: Federation, steps: int) -> list[dict[str, Tensor]]:
     return found
 
 
+@settings(deadline=None, derandomize=True, max_examples=300)
 @given(
     rows=st.integers(1, 9),
     width=st.integers(1, 5),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar, cast
 
 import numba
@@ -15,4 +16,8 @@ def kernel(function: Kernel) -> Kernel:
 
     The interpreter lock is released while a kernel runs. Division is numpy's: no hidden exceptions.
     """
-    return cast(Kernel, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+    compiled = partial(numba.njit, nogil=True, error_model="numpy")
+    try:
+        return cast(Kernel, compiled(cache=True)(function))
+    except RuntimeError:  # neither the package's folder nor a home can be written: a hardened service, say
+        return cast(Kernel, compiled()(function))

@@ -46,6 +46,7 @@ class Plan:
     loss: Loss
     optimizer: Optimizer
     label_holder: str = ""  # a party that sits next to the server
+    stale: bool = False  # whether steps may go without a party that is missing
 
     def link(self, party: int, direction: str) -> Link:
         """Return the uplink or downlink of a party; next to the server, and with private labels, nothing is lost."""
@@ -97,6 +98,7 @@ def make_server(
         key=derive(plan.batches.seed, "fusion"),
         reports_all=plan.agreement.reports == "all",
         local_steps=plan.agreement.local_steps,
+        stale=plan.stale,
     )
 
 
@@ -162,4 +164,5 @@ def make_party(
         key=derive(private_seed, "dropout"),
         reports_all=agreement.reports == "all",
         local_steps=agreement.local_steps,
+        stale=plan.stale,
     )

@@ -95,6 +95,16 @@ class Channel:
         """Advance the memory by what was decoded; return the surrogate of these rows."""
         return self.memory.absorb(rows, decoded)
 
+    def held(self, rows: Rows) -> Tensor:
+        """Return the surrogate as it stands; only error feedback has one."""
+        assert isinstance(self.memory, ErrorFeedback), "checked when the federation was built"
+        return take(self.memory.g, rows)
+
+    def restore(self, rows: Rows, surrogate: Tensor) -> None:
+        """Set the surrogate of these rows to the other end's."""
+        assert isinstance(self.memory, ErrorFeedback), "checked when the federation was built"
+        self.memory.g[rows] = surrogate
+
     def last(self, rows: Rows, packets: Packets, count: int) -> Tensor:
         """Return the surrogate that absorbing these packets, the last ones, has left."""
         if isinstance(self.memory, ErrorFeedback):

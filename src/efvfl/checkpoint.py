@@ -34,11 +34,19 @@ def write_atomically(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise CheckpointError(f"cannot write {path}: {error}. What was there before is untouched.") from error
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make new names in a folder outlive a power failure."""
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise CheckpointError(f"cannot flush {folder}: {error}.") from error
 
 
 def _strip(value: Any, tensors: dict[str, Tensor]) -> Any:

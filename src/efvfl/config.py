@@ -113,8 +113,9 @@ class NetworkConfig:
     """How the participants meet: `efvfl serve` and `efvfl join`."""
 
     address: str = "127.0.0.1:7143"  # where parties dial, and the server listens
-    on_missing: Literal["wait", "stop"] = "wait"
+    on_missing: Literal["wait", "stop", "stale"] = "wait"  # stale: go on with its last surrogate until it is back
     absent_seconds: float = 3600.0  # 'stop': how long to wait for a missing party; a party: for the server
+    stale_seconds: float = 5.0  # 'stale': how long to wait before going on without a party
     save_steps: int = 1000  # a participant saves itself after so many steps, or
     save_seconds: float = 60.0  # seconds
 
@@ -164,6 +165,13 @@ class RunConfig:
                 raise ConfigError(
                     f"{setting} is set, but it would have no effect: {why}. Leave it out or change the other."
                 )
+        if self.network.on_missing == "stale" and (
+            agreement.labels != "private" or method.name != "efvfl" or method.start != "compressed"
+        ):
+            raise ConfigError(
+                "network.on_missing = 'stale' needs method.name = 'efvfl' (without a memory there is no last surrogate "
+                "to go on with), a compressed start and private labels. Use 'wait' or 'stop' otherwise."
+            )
         if agreement.fusion == "compress" and not method.fusion:
             raise ConfigError(
                 "agreement.fusion = 'compress' needs method.fusion, such as { name = 'topk', ratio = 0.1 }."

@@ -29,7 +29,7 @@ def load_data(config: RunConfig, folder: Path) -> Dataset:
     if own:
         if len(own) != len(config.party):
             absent = [party.name for party in config.party if not party.data]
-            raise ConfigError(f"some parties have a file of their own, so all need one: {', '.join(absent)} have none.")
+            raise ConfigError(f"some parties have a file of their own, so all need one. Without: {', '.join(absent)}.")
         return npz_files(folder / chosen.path, own, config.seed, (chosen.validation, chosen.test))
     if chosen.name == "npz":
         return npz(folder / chosen.path, config.seed, chosen.validation, chosen.test)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -82,6 +83,14 @@ class Fusion(nn.Module):
     def without(self, combined: Tensor, surrogate: Tensor, parties: int) -> list[Tensor]:
         """Return the `rest` for `insert` from the combination and the own surrogate in it."""
         return [torch.sub(combined, surrogate, alpha=self.weight(parties))]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """The combined representation of a batch and what the loss says of it."""
+
+    values: Tensor  # shape (batch, width)
+    slope: Tensor | None  # the derivative of the loss by it, where it is needed
 
 
 def head_loss(

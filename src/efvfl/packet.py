@@ -39,6 +39,7 @@ class Kind(IntEnum):
     RELAY = 3  # server to party, shared labels: the other parties' reports, and the fusion model if it is sent
     AGGREGATE = 4  # server to party, shared labels: the combined representations, and the fusion model if it is sent
     READY = 5  # party to server: learnt, and holding as asked
+    SYNC = 6  # server to party that was away: what was not taken of its last report, and at which step to go on
 
 
 class Reader:
@@ -195,3 +196,6 @@ class Message:
             last = block
         reader.end("message")
         return cls(Kind(code >> 1), step, {block: tuple(held) for block, held in packets.items()}, bool(code & 1))
+
+
+Reports = list[Message | None]  # of all parties, in their order; None: it is away

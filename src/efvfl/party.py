@@ -13,7 +13,7 @@ from torch import Tensor
 
 from efvfl.batches import ALL, Batches, Rows, Source, columns_of, take
 from efvfl.block import Block, aside
-from efvfl.channel import Channel, Packets
+from efvfl.channel import Channel, Packets, unpack
 from efvfl.errors import ConfigError, ProtocolError
 from efvfl.packet import Kind, Message
 from efvfl.rng import derive, seeded
@@ -68,6 +68,7 @@ class Party:
         key: int,
         reports_all: bool = False,
         local_steps: int = 1,
+        stale: bool = False,
     ) -> None:
         """Be party `number` (from 1) with these columns. The key is private and seeds the local model's dropout."""
         self.name = name
@@ -80,6 +81,7 @@ class Party:
         self.key = key
         self.reports_all = reports_all
         self.local_steps = local_steps
+        self.stale = stale  # whether it agreed that training may go on while it is away
         self.step = 0
         self._report: _Report | None = None
         self._answered: tuple[Kind, int] | None = None
@@ -89,6 +91,8 @@ class Party:
         """Learn from what came; answer with the next report. A repeated message gets the same answer again."""
         if self._reply is not None and self._answered == (message.kind, message.step):
             return self._reply
+        if message.kind == Kind.SYNC:
+            return self._note(message, self._sync(message))
         if message.step != self.step:
             raise ProtocolError(f"{self.name} is at step {self.step}, but a message for step {message.step} came.")
         if message.kind == Kind.BEGIN and self._report is None:
@@ -99,8 +103,27 @@ class Party:
         else:
             waiting = self.guide.kind.name if self._report else Kind.BEGIN.name
             raise ProtocolError(f"{self.name} waits for {waiting} at step {self.step}, but {message.kind.name} came.")
+        return self._note(message, reply)
+
+    def _note(self, message: Message, reply: Message) -> Message:
         self._answered, self._reply = (message.kind, message.step), reply
         return reply
+
+    def _sync(self, message: Message) -> Message:
+        """Go on after having been away: take back the report that the server did not take, and skip to its step."""
+        if not self.stale or message.step < self.step or set(message.packets) != {self.number}:
+            raise ProtocolError(
+                f"SYNC to step {message.step} with blocks {sorted(message.packets)} came, but {self.name} is at step "
+                f"{self.step}{'' if self.stale else ', and did not agree to go on after having been away'}."
+            )
+        rows, count = self.batches.rows(self.step), self.batches.count(self.step)
+        reported, count = (ALL, self.batches.samples) if self.reports_all else (rows, count)
+        (packet,) = message.packets[self.number]
+        self.up.restore(reported, unpack(packet, (count, *self.up.width), self.up.dtype, "the server's surrogate"))
+        for missed in range(self.step, message.step):
+            self.block.end_step(missed)
+        self.step, self._report = message.step, None
+        return Message(Kind.READY, self.step) if message.hold else self._make_report()
 
     def _forward(self, rows: Rows, step: int, turn: int) -> Tensor:
         x = columns_of(self.features, rows, step)

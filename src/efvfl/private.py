@@ -9,10 +9,10 @@ from torch import Tensor
 from efvfl.batches import Rows
 from efvfl.channel import Channel, Packets
 from efvfl.errors import ProtocolError
-from efvfl.fusion import Fusion
-from efvfl.packet import Kind, Message
+from efvfl.fusion import Fused, Fusion
+from efvfl.packet import Kind, Message, Reports
 from efvfl.protect import Protection
-from efvfl.replica import refuse_digests
+from efvfl.replica import refuse_digest
 from efvfl.rng import derive
 
 
@@ -79,17 +79,20 @@ class PrivateAnswer:
         self.key = key
         self.here = here
 
-    def prepare(self, step: int, replies: list[Message]) -> None:
-        """Nothing of the fusion model is told, and nothing is heard of it."""
-        refuse_digests([reply.packets.get(0, ()) for reply in replies])
+    def check(self, step: int, party: int, digest: Packets) -> None:
+        """Nothing is heard of a fusion model."""
+        refuse_digest(party, digest)
 
-    def messages(self, step: int, rows: Rows, replies: list[Message], combined: Tensor, hold: bool) -> list[Message]:
+    def prepare(self, step: int, replies: Reports) -> None:
+        """Nothing of the fusion model is told."""
+
+    def messages(self, step: int, rows: Rows, replies: Reports, fused: Fused, hold: bool) -> list[Message | None]:
         """Return the cotangent of every party, given the derivative by the combined representation."""
-        assert combined.grad is not None, "the server has run its backward pass"
-        cotangents = self._protected(self.fusion.cotangents(combined.grad, self.widths), step)
+        assert fused.slope is not None, "the server has run its backward pass"
+        cotangents = self._protected(self.fusion.cotangents(fused.slope, self.widths), step)
         return [
-            Message(Kind.COTANGENT, step, {k: channel.send(rows, cotangent, step)[0]}, hold)
-            for k, (channel, cotangent) in enumerate(zip(self.channels, cotangents, strict=True), start=1)
+            None if reply is None else Message(Kind.COTANGENT, step, {k: channel.send(rows, part, step)[0]}, hold)
+            for k, (channel, part, reply) in enumerate(zip(self.channels, cotangents, replies, strict=True), start=1)
         ]
 
     def _protected(self, cotangents: list[Tensor], step: int) -> list[Tensor]:

@@ -49,9 +49,10 @@ class Protection:
         if not self.on:
             return cotangent
         limit = self.clip / max(1, len(cotangent))
-        norms = torch.linalg.vector_norm(cotangent, dim=1, keepdim=True, dtype=torch.float64)  # neither over nor under
-        shrink: Tensor = limit / norms.clamp(min=limit)  # exactly 1 for rows within the limit
-        clipped = cotangent * shrink.to(cotangent.dtype)
+        # In double precision, where the square of a float32 neither overflows nor vanishes.
+        norms: Tensor = torch.linalg.vector_norm(cotangent, dim=1, keepdim=True, dtype=torch.float64)
+        excess = (norms / limit).clamp(min=1)  # exactly 1 for rows within the limit, which stay as they are
+        clipped = cotangent * excess.reciprocal().to(cotangent.dtype)
         if not self.noise:
             return clipped
         return clipped.add_(normal(key, tuple(cotangent.shape)).to(cotangent.dtype), alpha=self.noise * limit)

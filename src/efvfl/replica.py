@@ -25,6 +25,9 @@ MENDS = 2  # exact copies a replica gets; at the next mismatch it is sent every 
 class Teller(Protocol):
     """The server's half."""
 
+    def check(self, step: int, party: int, digest: Packets) -> None:
+        """Refuse block 0 of a report that does not belong there."""
+
     def tell(self, step: int, digests: list[Packets]) -> list[Packets]:
         """Return block 0 for every party, empty where nothing is said; `digests` is block 0 of their reports."""
 
@@ -63,11 +66,10 @@ def _one(packets: Packets) -> Packet:
     return packets[0]
 
 
-def refuse_digests(digests: list[Packets]) -> None:
-    """Refuse block 0 in reports where no digest is due."""
-    for number, packets in enumerate(digests, start=1):
-        if packets:
-            raise ProtocolError(f"party {number} sent block 0 with its report, but no digest of a fusion model is due.")
+def refuse_digest(party: int, packets: Packets) -> None:
+    """Refuse block 0 in the report of a party (from 0) where no digest is due."""
+    if packets:
+        raise ProtocolError(f"party {party + 1} sent block 0 with its report, but no digest of a fusion model is due.")
 
 
 def _digest_in(packets: Packets, name: str) -> bytes:
@@ -91,9 +93,12 @@ class SendTeller:
         self.block = block
         self.parties = parties
 
+    def check(self, step: int, party: int, digest: Packets) -> None:
+        """No digest is ever due."""
+        refuse_digest(party, digest)
+
     def tell(self, step: int, digests: list[Packets]) -> list[Packets]:
         """Return the same packet for all."""
-        refuse_digests(digests)
         return [send_exactly(self.block.vector())] * self.parties
 
     def state_dict(self) -> dict[str, Any]:
@@ -138,9 +143,12 @@ class CompressTeller:
         self.parties = parties
         self.channel = channel
 
+    def check(self, step: int, party: int, digest: Packets) -> None:
+        """No digest is ever due."""
+        refuse_digest(party, digest)
+
     def tell(self, step: int, digests: list[Packets]) -> list[Packets]:
         """Return the same packet for all. The server itself goes on with its exact x0."""
-        refuse_digests(digests)
         packets, _ = self.channel.send(ALL, self.block.vector(), step)
         return [packets] * self.parties
 
@@ -194,13 +202,22 @@ class ReplicateTeller:
     def tell(self, step: int, digests: list[Packets]) -> list[Packets]:
         """Return exact copies where they are needed."""
         due = step > 0 and step % self.every == 0
-        expects = [due and mends <= MENDS for mends in self.mends]
-        refuse_digests([() if due_now else packets for due_now, packets in zip(expects, digests, strict=True)])
+        expects = [self._expects(step, party) for party in range(len(self.names))]
         theirs = [_digest_in(d, n) if e else b"" for e, d, n in zip(expects, digests, self.names, strict=True)]
         if step == 0:
             return [send_exactly(self.block.exact_vector())] * len(self.names)
         own = self.block.digest() if due else b""
         return [self._tell_one(party, expects[party] and theirs[party] != own) for party in range(len(self.names))]
+
+    def _expects(self, step: int, party: int) -> bool:
+        return step > 0 and step % self.every == 0 and self.mends[party] <= MENDS
+
+    def check(self, step: int, party: int, digest: Packets) -> None:
+        """A digest must be there when it is due, and only then."""
+        if self._expects(step, party):
+            _digest_in(digest, self.names[party])
+        else:
+            refuse_digest(party, digest)
 
     def _tell_one(self, party: int, mismatch: bool) -> Packets:
         self.mends[party] += mismatch

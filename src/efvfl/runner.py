@@ -93,6 +93,8 @@ def run_job(job: Job, folder: Path, progress: Callable[[int], None] | None = Non
             saved = time.monotonic()
     checkpoint.write_atomically(target, _result(job, records).to_json().encode())
     part.unlink(missing_ok=True)
+    for torn in part.parent.glob(f".{part.name}.*.part"):  # of a process that was killed while it wrote
+        torn.unlink(missing_ok=True)
 
 
 def _result(job: Job, records: Sequence[Any]) -> Result:

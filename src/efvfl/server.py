@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from efvfl.batches import ALL, Batches, Rows, take
 from efvfl.block import Block
-from efvfl.channel import Channel
+from efvfl.channel import Channel, Packets, send_exactly
 from efvfl.errors import ProtocolError
-from efvfl.fusion import Fusion, head_loss
+from efvfl.fusion import Fused, Fusion, head_loss
 from efvfl.losses import Loss
-from efvfl.packet import Kind, Message
+from efvfl.packet import Kind, Message, Reports
 from efvfl.rng import derive
 
 
@@ -22,11 +23,14 @@ class Answer(Protocol):
 
     needs_cotangent: bool
 
-    def prepare(self, step: int, replies: list[Message]) -> None:
-        """Refuse what does not belong in the reports, and note the fusion model before it is updated."""
+    def check(self, step: int, party: int, digest: Packets) -> None:
+        """Refuse block 0 of a report that does not belong there."""
 
-    def messages(self, step: int, rows: Rows, replies: list[Message], combined: Tensor, hold: bool) -> list[Message]:
-        """Return one message for every party, in their order."""
+    def prepare(self, step: int, replies: Reports) -> None:
+        """Note the fusion model before it is updated."""
+
+    def messages(self, step: int, rows: Rows, replies: Reports, fused: Fused, hold: bool) -> list[Message | None]:
+        """Return one message for every party, in their order; None for those that are away."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must be saved."""
@@ -51,8 +55,13 @@ class Server:
         key: int,
         reports_all: bool = False,
         local_steps: int = 1,
+        stale: bool = False,
     ) -> None:
-        """Serve the parties of these names, in this order; `channels` receive their reports."""
+        """Serve the parties of these names, in this order; `channels` receive their reports.
+
+        With `stale`, a step may go without some parties: their surrogates stay as they are, and rows that one of them
+        never reported are left out.
+        """
         self.names = names
         self.fusion = fusion
         self.block = block
@@ -64,43 +73,78 @@ class Server:
         self.key = key
         self.reports_all = reports_all
         self.local_steps = local_steps
+        # Which rows each party has reported at least once, and who is away since which step.
+        self.visits = [torch.zeros(batches.samples, dtype=torch.bool) for _ in names] if stale else []
+        self.away: dict[str, int] = {}
         self.step_number = 0
         self.surrogate_loss = float("nan")  # of the last step
 
     def begin(self) -> dict[str, Message]:
-        """Ask every party for its report on the current step."""
-        return {name: Message(Kind.BEGIN, self.step_number) for name in self.names}
+        """Ask every party that is here for its report on the current step."""
+        return {name: Message(Kind.BEGIN, self.step_number) for name in self.names if name not in self.away}
 
     def step(self, replies: Mapping[str, Message], hold: bool = False) -> dict[str, Message]:
         """Absorb the reports, update x0 and answer. With `hold`, parties learn but do not report again yet."""
         step, rows = self.step_number, self.batches.rows(self.step_number)
         reports = self._checked(replies)
         # Whatever can be refused is refused before anything is absorbed: then the same step can be tried again.
-        decoded = [self._decode(party, report, rows) for party, report in enumerate(reports)]
+        decoded = [None if r is None else self._decode(party, r, rows) for party, r in enumerate(reports)]
         self.answer.prepare(step, reports)
-        combined = self.fusion.combine(self._surrogates(decoded, rows))
+        values, targets = self.fusion.combine(self._surrogates(decoded, rows)), take(self.labels, rows)
+        kept = self._kept(reports, rows)
+        combined, targets = (values, targets) if kept is None else (values[kept], targets[kept])
         combined.requires_grad_(self.answer.needs_cotangent)
-        targets = take(self.labels, rows)
-        messages: list[Message] = []
+        messages: list[Message | None] = []
         for turn in range(self.local_steps):
             self.block.zero_grad()
-            loss = head_loss(self.fusion, combined, targets, self.loss, derive(self.key, step, turn))
-            if loss.requires_grad:
-                loss.backward()  # type: ignore[no-untyped-call]
+            if len(targets):
+                loss = head_loss(self.fusion, combined, targets, self.loss, derive(self.key, step, turn))
+                if loss.requires_grad:
+                    loss.backward()  # type: ignore[no-untyped-call]
+                if turn == 0:
+                    self.surrogate_loss = float(loss.detach())
             if turn == 0:
-                self.surrogate_loss = float(loss.detach())
-                messages = self.answer.messages(step, rows, reports, combined, hold)
-            self.block.update()
+                fused = Fused(values.detach(), _spread(combined.grad, kept, values))
+                messages = self.answer.messages(step, rows, reports, fused, hold)
+            if len(targets):
+                self.block.update()
         self.block.end_step(step)
         self.step_number += 1
-        return dict(zip(self.names, messages, strict=True))
+        return {name: message for name, message in zip(self.names, messages, strict=True) if message}
 
-    def _checked(self, replies: Mapping[str, Message]) -> list[Message]:
-        if set(replies) != set(self.names):
-            raise ProtocolError(f"reports of {sorted(replies)} came, those of {sorted(self.names)} are expected.")
-        for name in self.names:
+    def leave(self, name: str) -> None:
+        """Go on without a party. If it has reported on the current step, that report is not taken."""
+        if not self.visits:
+            raise ProtocolError(f"{name} is missing, and this federation does not go on without a party.")
+        self.away.setdefault(name, self.step_number)
+
+    def rejoin(self, name: str, hold: bool) -> Message:
+        """Return what a party that was away needs to go on at the current step: its surrogate, as the server has it.
+
+        Its last report was not taken, but the party has added it to its own memory, on the rows of the step at which it
+        went away.
+        """
+        since, party = self.away.pop(name), self.names.index(name)
+        rows = ALL if self.reports_all else self.batches.rows(since)
+        return Message(Kind.SYNC, self.step_number, {party + 1: send_exactly(self.channels[party].held(rows))}, hold)
+
+    def _kept(self, reports: Reports, rows: Rows) -> Tensor | None:
+        """Note who has reported which rows; return those of the batch that nobody who is away has yet to report."""
+        kept = None
+        for seen, report in zip(self.visits, reports, strict=False):
+            if report is not None:
+                seen[ALL if self.reports_all else rows] = True
+            else:
+                kept = take(seen, rows) if kept is None else kept & take(seen, rows)
+        return kept
+
+    def _checked(self, replies: Mapping[str, Message]) -> Reports:
+        if set(replies) != set(self.names) - set(self.away):
+            here = sorted(set(self.names) - set(self.away))
+            raise ProtocolError(f"reports of {sorted(replies)} came, those of {here} are expected.")
+        for name in replies:
             self._expect(name, replies[name])
-        return [replies[name] for name in self.names]
+        return [replies.get(name) for name in self.names]
 
     def _expect(self, name: str, reply: Message) -> None:
         """Refuse a reply that is not this party's report on this step."""
@@ -110,6 +154,7 @@ class Server:
                 f"{name} sent {reply.kind.name} for step {reply.step} with blocks {sorted(reply.packets)}, but its "
                 f"REPORT on step {self.step_number} with block {k} is expected."
             )
+        self.answer.check(self.step_number, k - 1, reply.packets.get(0, ()))
 
     def check(self, name: str, reply: Message, hold: bool) -> None:
         """Refuse a reply that `step` would refuse, as soon as it is here; a party told to hold must be READY."""
@@ -128,11 +173,14 @@ class Server:
         count = self.batches.samples if self.reports_all else self.batches.count(self.step_number)
         return self.channels[party].decode(reported, report.packets[party + 1], count)
 
-    def _surrogates(self, decoded: list[Tensor], rows: Rows) -> list[Tensor]:
+    def _surrogates(self, decoded: list[Tensor | None], rows: Rows) -> list[Tensor]:
         """Absorb the reports and return every party's surrogate on the batch."""
-        if not self.reports_all:
-            return [channel.absorb(rows, d) for channel, d in zip(self.channels, decoded, strict=True)]
-        return [take(channel.absorb(ALL, d), rows) for channel, d in zip(self.channels, decoded, strict=True)]
+        return [self._surrogate(channel, d, rows) for channel, d in zip(self.channels, decoded, strict=True)]
+
+    def _surrogate(self, channel: Channel, decoded: Tensor | None, rows: Rows) -> Tensor:
+        if decoded is None:
+            return channel.held(rows)
+        return take(channel.absorb(ALL, decoded), rows) if self.reports_all else channel.absorb(rows, decoded)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on bit for bit, between any two steps."""
@@ -141,6 +189,8 @@ class Server:
             "block": self.block.state_dict(),
             "channels": [channel.state_dict() for channel in self.channels],
             "answer": self.answer.state_dict(),
+            "visits": [seen.clone() for seen in self.visits],
+            "away": dict(self.away),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -150,3 +200,16 @@ class Server:
         for channel, saved in zip(self.channels, state["channels"], strict=True):
             channel.load_state_dict(saved)
         self.answer.load_state_dict(state["answer"])
+        for seen, saved in zip(self.visits, state.get("visits", []), strict=True):
+            seen.copy_(saved)
+        self.away = {name: int(step) for name, step in state.get("away", {}).items()}
+
+
+def _spread(slope: Tensor | None, kept: Tensor | None, values: Tensor) -> Tensor | None:
+    """Return the derivative on the whole batch: zero for rows that were left out."""
+    if kept is None:
+        return slope
+    whole = torch.zeros_like(values)
+    if slope is not None:
+        whole[kept] = slope
+    return whole

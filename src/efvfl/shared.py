@@ -15,9 +15,9 @@ from torch import Tensor
 from efvfl.batches import ALL, Rows, take
 from efvfl.channel import Channel, Packets, send_exactly, unpack
 from efvfl.errors import ProtocolError
-from efvfl.fusion import Fusion, head_loss
+from efvfl.fusion import Fused, Fusion, head_loss
 from efvfl.losses import Loss
-from efvfl.packet import Kind, Message
+from efvfl.packet import Kind, Message, Reports
 from efvfl.replica import Hearer, Teller
 from efvfl.rng import derive
 
@@ -146,17 +146,21 @@ class SharedAnswer:
         self.aggregate = aggregate
         self._told: list[Packets] = []
 
-    def prepare(self, step: int, replies: list[Message]) -> None:
-        """Put x0 down as it is before the server's update."""
-        self._told = self.teller.tell(step, [reply.packets.get(0, ()) for reply in replies])
+    def check(self, step: int, party: int, digest: Packets) -> None:
+        """Leave it to the teller."""
+        self.teller.check(step, party, digest)
 
-    def messages(self, step: int, rows: Rows, replies: list[Message], combined: Tensor, hold: bool) -> list[Message]:
+    def prepare(self, step: int, replies: Reports) -> None:
+        """Put x0 down as it is before the server's update."""
+        self._told = self.teller.tell(step, [reply.packets.get(0, ()) if reply else () for reply in replies])
+
+    def messages(self, step: int, rows: Rows, replies: Reports, fused: Fused, hold: bool) -> list[Message | None]:
         """Return what every party needs to compute its own cotangent."""
         if self.aggregate:
-            common = {len(replies) + 1: send_exactly(combined)}
+            common = {len(replies) + 1: send_exactly(fused.values)}
             blocks: list[dict[int, Packets]] = [common] * len(replies)
         else:
-            reports = {k: reply.packets[k] for k, reply in enumerate(replies, start=1)}
+            reports = {k: reply.packets[k] for k, reply in enumerate(replies, start=1) if reply}
             blocks = [{j: report for j, report in reports.items() if j != k} for k in reports]
         kind = Kind.AGGREGATE if self.aggregate else Kind.RELAY
         return [

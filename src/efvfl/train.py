@@ -39,6 +39,7 @@ class Record:
     bytes_down: int = 0
     ledger: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)  # by direction, party and kind
     paper_bits: int = 0  # the paper's formula: uplink only, no indices, no headers
+    absent: dict[str, list[list[int]]] = field(default_factory=dict)  # steps, first to last, that went without a party
     seconds: float = 0.0  # of wall time spent in training steps, observation not counted
 
     def to_json(self) -> str:

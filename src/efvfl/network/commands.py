@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import logging
 import signal
 import sys
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import polars
 import torch
 from rich.console import Console
 from rich.logging import RichHandler
@@ -27,6 +29,7 @@ from efvfl.network import certs, participant, terms, trail
 from efvfl.network.grpc import dial, listen
 from efvfl.network.hub import Patience
 from efvfl.network.join import Joining, Waiting
+from efvfl.network.lock import Lock
 from efvfl.network.member import Limits, Member, Saving
 from efvfl.network.serve import Serving
 from efvfl.network.status import Status
@@ -119,6 +122,7 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console) -> No
     _warn_of_seed(config, name)
     plan = participant.make_plan(config, holding)
     party = participant.build_party(config, plan, holding, name)
+    held = Lock(_folder(options, name))
     network, own = config.network, next((p for p in config.party if p.name == name), None)
     member = Member(
         party,
@@ -158,6 +162,7 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console) -> No
     finally:
         status.close()
         written.close()
+        held.release()
 
 
 def _warn_of_seed(config: RunConfig, name: str = "") -> None:
@@ -175,11 +180,20 @@ def serve(options: argparse.Namespace, config: RunConfig, console: Console) -> N
     holding = participant.hold(config, options.file.parent, "")
     identity = _identity(options, certs.SERVER)
     _warn_of_seed(config)
+    if options.command == "predict":
+        _wanted(options, holding)
     folder, network = _folder(options, certs.SERVER), config.network
+    if config.protect.on and config.private_seed is None:
+        raise ConfigError("[protect] is on, but its noise would follow from the shared seed: set private_seed.")
+    held = Lock(folder)
+    patience = Patience(absent=network.absent_seconds, stale=network.stale_seconds)
+    serving = Serving(config, holding, folder, patience)
+    if options.command == "predict":
+        serving.hub.saved.clear()  # who takes part in this is to be told when it is over
+        if not serving.finished:
+            raise ConfigError(f"training in {folder} is not finished: run `efvfl serve {options.file}` first.")
     written = trail.Trail(folder)
-    serving = Serving(config, holding, folder, Patience(absent=network.absent_seconds), written.wrote)
-    if options.command == "predict" and not serving.finished:
-        raise ConfigError(f"training in {folder} is not finished: run `efvfl serve {options.file}` first.")
+    serving.hub.wrote = written.wrote
     hub, server = serving.hub, serving.server
 
     def state() -> dict[str, Any]:
@@ -215,30 +229,43 @@ def serve(options: argparse.Namespace, config: RunConfig, console: Console) -> N
         hub.close()
         listening.stop(1.0).wait(2.0)
         written.close()
+        held.release()
 
 
 def _train(serving: Serving, status: Status) -> None:
     for record in serving.train():
-        scores = record.validation or record.test
-        text = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
-        status.say(f"epoch {record.epoch}: loss on surrogates {record.surrogate_loss:.4f}{', ' + text if text else ''}")
+        split, scores = ("validation", record.validation) if record.validation else ("test", record.test)
+        parts = [f"loss on surrogates {record.surrogate_loss:.4f}"]
+        parts += [f"{split} {name} {value:.4f}" for name, value in scores.items()]
+        parts += [f"{sum(b - a + 1 for a, b in spans)} steps without {name}" for name, spans in record.absent.items()]
+        status.say(f"epoch {record.epoch}: {', '.join(parts)}")
         lines = "\n".join([r.to_json() for r in serving.records] + [""])
         write_atomically(serving.folder / "records.jsonl", lines.encode())
     status.say(f"Trained. Records: {serving.folder / 'records.jsonl'}")
 
 
-def _predict(options: argparse.Namespace, serving: Serving, status: Status) -> None:
+def _wanted(options: argparse.Namespace, holding: participant.Holding) -> list[str]:
+    """Return the ids to predict, or say what is wrong before anybody is asked."""
     if (options.ids is None) == (options.split is None):
         raise ConfigError("give either --ids FILE, with one id a line, or --split validation or test.")
+    if options.out.suffix not in (".csv", ".parquet"):
+        raise ConfigError(f"--out {options.out} came, a name that ends in .csv or .parquet is expected.")
     if options.split:
-        ids = serving.holding.ids.get(options.split, [])
-        output = serving.predict_split(options.split)
-    else:
-        try:
-            ids = [line.strip() for line in options.ids.read_text(encoding="utf-8").splitlines() if line.strip()]
-        except OSError as error:
-            raise ConfigError(f"cannot read {options.ids}: {error}") from error
-        output = serving.predict(ids)
+        if options.split not in holding.ids:
+            raise ConfigError(f"there are no {options.split} rows.")
+        return holding.ids[options.split]
+    try:
+        ids = [line.strip() for line in options.ids.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        raise ConfigError(f"cannot read {options.ids}: {error}") from error
+    if not ids:
+        raise ConfigError(f"{options.ids} is empty, one id a line is expected.")
+    return ids
+
+
+def _predict(options: argparse.Namespace, serving: Serving, status: Status) -> None:
+    ids = _wanted(options, serving.holding)
+    output = serving.predict_split(options.split) if options.split else serving.predict(ids)
     write_predictions(options.out, ids, output, serving.server.loss.name)
     status.say(f"Predictions of {len(ids):,} rows: {options.out}")
 
@@ -255,12 +282,6 @@ def write_predictions(path: Path, ids: list[str], output: Tensor, loss: str) -> 
         columns |= {"prediction": (share > 0.5).long().tolist(), "probability": share.tolist()}
     else:
         columns["prediction"] = output.double().reshape(-1).tolist()
-    if path.suffix not in (".csv", ".parquet"):
-        raise ConfigError(f"{path} came, a name that ends in .csv or .parquet is expected.")
-    import io
-
-    import polars
-
     buffer = io.BytesIO()
     frame = polars.DataFrame(columns)
     frame.write_csv(buffer) if path.suffix == ".csv" else frame.write_parquet(buffer)

@@ -33,7 +33,7 @@ class FrameKind(IntEnum):
     ASK = 6  # server: exact representations of rows, to evaluate or predict; changes nothing
     ANSWER = 7  # party: those representations
     STOP = 8  # server: all is done after request n
-    BYE = 9  # party: saved; or I leave for now
+    BYE = 9  # party: saved, and gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Assembler:
 
     def add(self, piece: bytes) -> bytes | None:
         """Take a piece; return the frame's bytes if it is complete."""
-        if not 1 <= len(piece) <= PIECE + 1 or piece[0] > 1:
+        if not 1 <= len(piece) <= PIECE + 1 or piece[0] > 1 or (piece[0] and len(piece) <= PIECE):
             raise WireError(f"a piece of {len(piece):,} bytes came that is not one of ours.")
         self.size += len(piece) - 1
         if self.size > self.limit:
@@ -129,7 +129,7 @@ def unpack(data: bytes) -> dict[str, Message]:
     packets = [Packet.read(reader) for _ in range(reader.number("a log entry's packets"))]
     messages = {}
     for _ in range(reader.number("a log entry's parties")):
-        name = reader.take(reader.number("a name's length"), "a name").decode()
+        name = reader.take(reader.number("a name's length"), "a name").decode(errors="replace")
         code, step = reader.byte("a message's kind"), reader.number("a message's step")
         blocks: dict[int, tuple[Packet, ...]] = {}
         for _ in range(reader.number("a message's packets")):
@@ -137,6 +137,8 @@ def unpack(data: bytes) -> dict[str, Message]:
             if place >= len(packets):
                 raise WireError(f"a log entry refers to packet {place} of {len(packets)}.")
             blocks[block] = (*blocks.get(block, ()), packets[place])
+        if code >> 1 > max(MessageKind):
+            raise WireError(f"a log entry holds message kind {code >> 1}.")
         messages[name] = Message(MessageKind(code >> 1), step, blocks, bool(code & 1))
     reader.end("log entry")
     return messages

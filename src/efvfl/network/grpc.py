@@ -52,11 +52,12 @@ class GrpcWire:
         self._assembler = Assembler(limit)
         self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._closed = False
+        self._why = "the stream is closed."
 
     def send(self, data: bytes) -> None:
         """Queue the pieces of a frame."""
         if self._closed:
-            raise LinkError("the stream is closed.")
+            raise LinkError(self._why)
         for piece in pieces(data):
             self._out.put(piece)
 
@@ -69,8 +70,9 @@ class GrpcWire:
                 if data is not None:
                     return data
         except grpc.RpcError as error:
+            self._why = _reason(error)
             self.close()
-            raise LinkError(_reason(error)) from error
+            raise LinkError(self._why) from error
         self.close()
         raise LinkError("the other side closed the stream.")
 
@@ -174,7 +176,7 @@ def listen(
             port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise ConfigError(
-            f"cannot listen on {address}: {error}. Is another server running, or the port not ours?"
+            f"cannot listen on {address} ({error}). Is another server running, or the port not ours?"
         ) from error
     server.start()
     return server, port

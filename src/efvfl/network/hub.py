@@ -14,16 +14,17 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
-from efvfl.errors import AbsentError, EfvflError, Interrupted, LinkError, ProtocolError
+from efvfl.errors import AbsentError, CheckpointError, EfvflError, Interrupted, LinkError, ProtocolError
 from efvfl.ledger import Ledger
 from efvfl.network.frame import Frame, FrameKind, pack, unpack, words
 from efvfl.network.journal import Journal
 from efvfl.network.wire import Wire
-from efvfl.packet import Message
+from efvfl.packet import Kind, Message
 
 log = logging.getLogger("efvfl")
 
@@ -38,6 +39,7 @@ class Patience:
     repeat: float = 30.0  # for a reply, until the request is sent again
     tick: float = 0.2  # between two looks at the clock
     absent: float = 3600.0  # for a missing party, where on_missing is 'stop'
+    stale: float = 5.0  # for a missing party, where on_missing is 'stale'
     linger: float = 60.0  # at the end, for the parties to save
 
 
@@ -66,7 +68,7 @@ class Hub:
         greet: Callable[[str, dict[str, Any], int], None],
         check: Callable[[str, Message], None],
         patience: Patience | None = None,
-        on_missing: Literal["wait", "stop"] = "wait",
+        on_missing: Literal["wait", "stop", "stale"] = "wait",
         wrote: Callable[[str, str, Frame], None] | None = None,
     ) -> None:
         """Serve parties of these names.
@@ -86,16 +88,21 @@ class Hub:
         self.stopping = threading.Event()
         self.links: dict[str, Link] = {}
         self.missing: dict[str, float] = dict.fromkeys(names, time.monotonic())  # since when
+        self.known: set[str] = set()  # parties that have been here
+        self.left: dict[str, int] = {}  # parties that steps go without, and the last request that was meant for them
         self.waited = 0.0  # seconds spent waiting for parties
         self.on_tick: Callable[[], None] = lambda: None
         self._strangers: set[Link] = set()
-        self._events: queue.SimpleQueue[tuple[Link, Frame | EfvflError]] = queue.SimpleQueue()
+        # Not a SimpleQueue: its timeout can be lost when a signal handler runs meanwhile (seen with Python 3.11).
+        self._events: queue.Queue[tuple[Link, Frame | EfvflError]] = queue.Queue()
+        self._looked = 0.0
         self._bytes: dict[str, bytes] = {}  # the request that is out, by party
         self._messages: dict[str, Message] = {}
         self._replies: dict[str, tuple[Message, bytes]] = {}
         self._question: dict[str, bytes] = {}
         self._asked = 0
         self._answers: dict[str, bytes] = {}
+        self._check_answer: Callable[[str, bytes], None] = lambda name, answer: None
         self._finished = False
         self.saved: set[str] = set()  # parties that know that all is done
         self._marks: dict[str, int] = {}  # how far every party's own checkpoint is
@@ -132,31 +139,69 @@ class Hub:
         """Send every party its message. The log has them before they leave."""
         if self.number not in self.journal:
             self.stage(messages)
+        for name in [name for name in self.left if name in messages]:
+            del self.left[name]
+            if name in self.links:
+                self.links[name].position = self.number
         self._messages = dict(messages)
         self._bytes = {name: message.to_bytes() for name, message in messages.items()}
         self._replies = {}
         self._advance()
 
     def collect(self) -> dict[str, Message]:
-        """Wait for all answers."""
-        self._wait(lambda: len(self._replies) == len(self._bytes))
-        replies = {name: self._replies[name][0] for name in self._bytes}
-        for name, data in self._bytes.items():  # counted now, so that an interrupted request is not counted twice
-            self.ledger.record("down", name, self._messages[name], data)
-            self.ledger.record("up", name, *self._replies[name])
+        """Wait for all answers; where steps may go without a party, those of parties that are missing are left out."""
+        planned = self._planned()
+        self._wait(partial(self._enough, planned))
+        found = {name: self._replies[name] for name in self._bytes if name in (planned or self._replies)}
+        replies = {name: reply for name, (reply, _) in found.items()}
+        for name, (reply, data) in found.items():  # counted now, so that an interrupted request is not counted twice
+            self.ledger.record("down", name, self._messages[name], self._bytes[name])
+            self.ledger.record("up", name, reply, data)
+        for name in set(self._bytes) - set(found):
+            self.left[name] = self.number
         self._bytes = {}
         self.number += 1
         self.journal.forget(min([self.durable, *(self._marks.get(name, 0) for name in self.names)]))
         return replies
 
-    def ask(self, questions: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Ask parties something that changes nothing; return their answers."""
-        self._question, self._answers = dict(questions), {}
+    def _planned(self) -> set[str]:
+        """After a restart the log says whose answers the next request was made from: it must be made from the same."""
+        if self.on_missing != "stale" or self.number + 1 not in self.journal:
+            return set()
+        following = unpack(self.journal.read(self.number + 1))
+        return {name for name, message in following.items() if message.kind != Kind.SYNC} & set(self._bytes)
+
+    def _enough(self, planned: set[str]) -> bool:
+        open_ = (planned or set(self._bytes)) - set(self._replies)
+        if not open_ or planned or not self._replies:
+            return not open_
+        return self._gone(open_)
+
+    def _gone(self, names: Iterable[str]) -> bool:
+        """Whether steps go on without these: they have been here, and are missing for long enough."""
+        now = time.monotonic()
+        return self.on_missing == "stale" and all(
+            name in self.known and now - self.missing.get(name, now) > self.patience.stale for name in names
+        )
+
+    def back(self) -> list[str]:
+        """Return who was away and can go on now: here again, and done with all it was asked before it left."""
+        if self.number in self.journal:  # after a restart: as before it
+            following = unpack(self.journal.read(self.number))
+            return [name for name, message in following.items() if message.kind == Kind.SYNC]
+        links = [self.links[name] for name in self.left if name in self.links]
+        return [link.name for link in links if link.waiting is None and link.position > self.left[link.name]]
+
+    def ask(
+        self, questions: Mapping[str, bytes], check: Callable[[str, bytes], None] = lambda name, answer: None
+    ) -> dict[str, bytes]:
+        """Ask parties something that changes nothing; return their answers, without those of parties that are away."""
+        self._question, self._answers, self._check_answer = dict(questions), {}, check
         self._asked += 1
         self._advance()
-        self._wait(lambda: len(self._answers) == len(self._question))
+        self._wait(lambda: not (open_ := set(self._question) - set(self._answers)) or self._gone(open_))
         self._question = {}
-        return {name: self._answers[name] for name in questions}
+        return dict(self._answers)
 
     def finish(self) -> set[str]:
         """Tell the parties that all is done and wait until they have saved; return those that did not."""
@@ -184,13 +229,19 @@ class Hub:
         if link.waiting is not None:
             return
         name = link.name
-        if link.position < self.number:
-            self._send(link, self._request(link.position, unpack(self.journal.read(link.position))[name].to_bytes()))
-        elif name in self._bytes and name not in self._replies:
+        while link.position < min(self.number, self.left.get(name, self.number - 1) + 1):
+            missed = unpack(self.journal.read(link.position)).get(name)
+            if missed:
+                self._send(link, self._request(link.position, missed.to_bytes()))
+                return
+            link.position += 1  # asked of the others while it was away
+        if name in self.left:
+            return
+        if name in self._bytes and name not in self._replies:
             self._send(link, self._request(self.number, self._bytes[name]))
         elif name in self._question and name not in self._answers:
             self._send(link, Frame(FrameKind.ASK, self._asked, self.durable, self._question[name]))
-        elif self._finished and name not in self.saved:
+        elif self._finished:
             self._send(link, Frame(FrameKind.STOP, self.number, self.durable))
 
     def _request(self, number: int, data: bytes) -> Frame:
@@ -214,10 +265,11 @@ class Hub:
         while not done():
             if self.stopping.is_set():
                 raise Interrupted("stopped as asked: everything is saved, the same command goes on from here.")
+            if time.monotonic() - self._looked >= self.patience.tick:
+                self._look_at_clock()
             try:
                 link, item = self._events.get(timeout=self.patience.tick)
             except queue.Empty:
-                self._look_at_clock()
                 continue
             if isinstance(item, Frame):
                 if item.kind != FrameKind.WELCOME:
@@ -228,7 +280,7 @@ class Hub:
         self.waited += time.monotonic() - began
 
     def _look_at_clock(self) -> None:
-        now = time.monotonic()
+        now = self._looked = time.monotonic()
         for link in [link for link in self._strangers if now - link.opened > self.patience.hello]:
             self._refuse(link, "silent", f"no HELLO came within {self.patience.hello:g} seconds.")
         for link in [link for link in self.links.values() if now - link.sent > self.patience.repeat]:
@@ -263,6 +315,8 @@ class Hub:
                 self._drop(link, f"it refuses: {frame.words().get('text', '')!s:.2000}", loud=True)
             elif frame.kind != FrameKind.HELLO:  # a HELLO that was repeated on its way is no harm
                 raise ProtocolError(f"a party does not send {frame.kind.name}.")
+        except CheckpointError:
+            raise  # our own disk, not their fault
         except EfvflError as error:
             self._refuse(link, "wrong", str(error))
 
@@ -274,7 +328,7 @@ class Hub:
         if not isinstance(name, str) or name not in self.names:
             raise ProtocolError(f"{name!r:.80} is not a party of this federation; they are {', '.join(self.names)}.")
         if link.certified not in (None, name):
-            raise ProtocolError(f"the certificate is {link.certified!r}'s, but {name!r} says HELLO with it.")
+            raise ProtocolError(f"the certificate is that of {link.certified!r}, but {name!r} says HELLO with it.")
         if name in self.links:
             self._refuse(link, "busy", f"{name} is connected already: a second one must wait until the first is gone.")
             return
@@ -282,6 +336,7 @@ class Hub:
         self._strangers.discard(link)
         link.name, link.position = name, frame.number
         self.links[name] = link
+        self.known.add(name)
         self.missing.pop(name, None)
         self._mark(name, frame)
         log.info("%s is here, after request %d", name, frame.number)
@@ -290,7 +345,7 @@ class Hub:
 
     def _mark(self, name: str, frame: Frame) -> None:
         """Note how far a party's own checkpoint is."""
-        self._marks[name] = max(self._marks.get(name, 0), frame.durable)
+        self._marks[name] = max(self._marks.get(name, 0), min(frame.durable, frame.number + 1))
 
     def _reply(self, link: Link, frame: Frame) -> None:
         self._mark(link.name, frame)
@@ -314,6 +369,7 @@ class Hub:
             raise ProtocolError(f"{link.name} sent answer {frame.number}, which nobody asked for.")
         link.waiting = None
         if frame.number == self._asked and link.name in self._question:
+            self._check_answer(link.name, frame.body)
             self._answers[link.name] = frame.body
         self._next(link)
 
@@ -325,7 +381,7 @@ class Hub:
 
     def _refuse(self, link: Link, code: str, text: str) -> None:
         """Say why, and cut the wire. Nothing else changes: the others go on."""
-        log.warning("refused %s: %s", link.name or link.certified or "a connection", text)
+        log.warning("refused %s: %s", link.name or link.certified or "a connection", printable(text))
         with contextlib.suppress(LinkError):
             link.wire.send(words(FrameKind.REFUSE, {"code": code, "text": text}).to_bytes())
         self._drop(link, text)
@@ -336,4 +392,9 @@ class Hub:
         if link.name and self.links.get(link.name) is link:
             del self.links[link.name]
             self.missing[link.name] = time.monotonic()
-            log.log(logging.WARNING if loud else logging.INFO, "%s is gone: %s", link.name, reason)
+            log.log(logging.WARNING if loud else logging.INFO, "%s is gone: %s", link.name, printable(reason))
+
+
+def printable(text: str) -> str:
+    """Return a text that cannot play tricks on a terminal: others may have had a hand in it."""
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -45,6 +45,7 @@ class Joining:
         self.stopping = threading.Event()
         self.on_tick: Callable[[], None] = lambda: None
         self.connected = False
+        self._trouble = ""
         self.waited = 0.0  # seconds spent waiting for the server
 
     def run(self) -> None:
@@ -61,8 +62,11 @@ class Joining:
             except (LinkError, WireError, TimeoutError) as error:
                 if self.connected:
                     lost, self.connected = time.monotonic(), False
-                    log.info("the link broke (%s); dialling again", error)
+                if str(error) != self._trouble:  # said once, not at every attempt
+                    self._trouble = str(error)
+                    log.warning("no link to the server (%s); dialling again", error or "it does not answer")
                 if time.monotonic() - lost > self.waiting.server:
+                    self.member.save()
                     raise AbsentError(
                         f"the server could not be reached for {self.waiting.server:,.0f} seconds ({error}). Everything "
                         "is saved: start again when it is back."
@@ -126,6 +130,8 @@ class Joining:
             except EfvflError as error:
                 self._send(wire, words(FrameKind.REFUSE, {"code": "wrong", "text": str(error)}))
                 raise
+            if answer is None:
+                continue
             self._send(wire, answer)
             if answer.kind == FrameKind.BYE:
                 return

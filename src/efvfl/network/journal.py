@@ -1,6 +1,6 @@
 """A log of what was sent, on disk before it is sent, so that the *other* side can catch up after a crash.
 
-Entries are numbered without gaps. They lie in segments; a new one begins at every checkpoint of the owner, and a
+Entries have increasing numbers. They lie in segments; a new one begins at every checkpoint of the owner, and a
 segment goes when the peer's checkpoint has passed all its entries.
 
 A write reaches the kernel before the message leaves, so a killed process loses nothing. The disk itself is awaited
@@ -17,13 +17,14 @@ import zlib
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from efvfl.checkpoint import sync_folder
 from efvfl.errors import CheckpointError
 
-_HEAD: Final = struct.Struct("<QQI")  # number, length, CRC-32 of both and the entry
+_HEAD: Final = struct.Struct("<QQQI")  # number, the end before it, length, CRC-32 of these and the entry
 
 
-def _checksum(number: int, data: bytes) -> int:
-    return zlib.crc32(data, zlib.crc32(struct.pack("<QQ", number, len(data))))
+def _checksum(number: int, before: int, data: bytes) -> int:
+    return zlib.crc32(data, zlib.crc32(struct.pack("<QQQ", number, before, len(data))))
 
 
 class Journal:
@@ -34,12 +35,14 @@ class Journal:
         self.folder = folder
         self._places: dict[int, tuple[Path, int, int]] = {}  # number: segment, offset, length
         self._last: dict[Path, int] = {}  # number of each segment's last entry
+        self._unsettled: set[Path] = set()  # segments that may not have reached the disk
         self._file: BinaryIO | None = None
         self._path = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for path in sorted(folder.glob("*.log")):
                 self._scan(path)
+                self._unsettled.add(path)  # whoever wrote it may have been killed before it settled
         except OSError as error:
             raise CheckpointError(f"cannot open the log in {folder}: {error}.") from error
 
@@ -49,11 +52,11 @@ class Journal:
         with open(path, "rb") as file:
             place = 0
             while place + _HEAD.size <= size:
-                number, length, checksum = _HEAD.unpack(file.read(_HEAD.size))
+                number, before, length, checksum = _HEAD.unpack(file.read(_HEAD.size))
                 if place + _HEAD.size + length > size:
                     break
                 data = file.read(length)
-                if _checksum(number, data) != checksum or (self._places and number != self.end):
+                if _checksum(number, before, data) != checksum or (self._places and before != self.end):
                     break
                 self._places[number] = (path, place + _HEAD.size, length)
                 self._last[path] = number
@@ -74,8 +77,11 @@ class Journal:
     def __contains__(self, number: int) -> bool:
         return number in self._places
 
-    def append(self, number: int, data: bytes) -> bool:
-        """Write an entry; return False if it is there already, and refuse another one of the same number."""
+    def append(self, number: int, data: bytes, gap: bool = False) -> bool:
+        """Write an entry; return False if it is there already, and refuse another one of the same number.
+
+        Numbers follow on each other, unless `gap` says that some were not for the owner.
+        """
         if number in self._places:
             if self.read(number) != data:
                 raise CheckpointError(
@@ -83,17 +89,25 @@ class Journal:
                     "library versions, thread counts or data? Restore them, or start anew in an empty folder."
                 )
             return False
-        if self._places and number != self.end:
+        if number < self.end or (self._places and number > self.end and not gap):
             raise CheckpointError(f"the log in {self.folder} ends at {self.end}, but entry {number} came.")
         try:
             if self._file is None:
                 self._path = self.folder / f"{number:012d}.log"
                 self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115
+                self._unsettled.add(self._path)
             place = self._file.tell()
-            written = self._file.write(_HEAD.pack(number, len(data), _checksum(number, data)) + data)
+        except OSError as error:
+            raise CheckpointError(f"cannot write the log {self._path}: {error}. Nothing was sent.") from error
+        try:
+            head = _HEAD.pack(number, self.end, len(data), _checksum(number, self.end, data))
+            written = self._file.write(head + data)
             if written != _HEAD.size + len(data):
                 raise OSError(f"only {written} bytes fitted")
         except OSError as error:
+            with contextlib.suppress(OSError):  # half an entry must not stand before the next one
+                self._file.seek(place)
+                self._file.truncate()
             raise CheckpointError(f"cannot write the log {self._path}: {error}. Nothing was sent.") from error
         self._places[number] = (self._path, place + _HEAD.size, len(data))
         self._last[self._path] = number
@@ -107,35 +121,38 @@ class Journal:
                 "participant's folder is older than its peers know it to be. Was it restored from a backup?"
             )
         path, place, length = self._places[number]
-        with open(path, "rb") as file:
-            file.seek(place)
-            return file.read(length)
+        try:
+            with open(path, "rb") as file:
+                file.seek(place)
+                return file.read(length)
+        except OSError as error:
+            raise CheckpointError(f"cannot read the log {path}: {error}.") from error
 
     def settle(self) -> None:
         """Make every entry outlive a power failure, and begin a new segment with the next one."""
-        if self._file is not None:
-            try:
-                os.fsync(self._file.fileno())
-                folder = os.open(self.folder, os.O_RDONLY)
-                try:
-                    os.fsync(folder)
-                finally:
-                    os.close(folder)
-            except OSError as error:
-                raise CheckpointError(f"cannot write the log {self._path}: {error}.") from error
-            self._file.close()
-            self._file = None
+        try:
+            for path in sorted(self._unsettled & {*self._last}):
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
+            if self._unsettled:
+                sync_folder(self.folder)
+        except OSError as error:
+            raise CheckpointError(f"cannot write the log in {self.folder}: {error}.") from error
+        self._unsettled.clear()
+        self.close()
 
     def forget(self, below: int) -> None:
         """Drop segments whose entries all have numbers below this one."""
         for path, last in list(self._last.items()):
             if last >= below or (self._file is not None and path == self._path):
                 return
-            for number in range(self.start, last + 1):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:  # it costs space, nothing else; without it there would be a hole
+                return
+            for number in [n for n in self._places if n <= last]:
                 del self._places[number]
             del self._last[path]
-            with contextlib.suppress(OSError):  # a file too many costs space, nothing else
-                path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the file."""

@@ -66,6 +66,8 @@ class Member:
         self.durable = 0  # the checkpoint covers all requests below this one
         self.rows_given = 0
         self.finished = False
+        self._asked: tuple[int, bytes] = (0, b"")  # the last question
+        self._given = b""
         self.seconds = 0.0  # of computing
         self._saved = time.monotonic()
         if self.path.exists():
@@ -116,14 +118,16 @@ class Member:
         table = self.about | {"memory": self.party.up.digest(), "step": self.party.step}
         return words(FrameKind.HELLO, table, self.handled, self.durable)
 
-    def respond(self, frame: Frame) -> Frame:
-        """Answer a REQUEST, an ASK or STOP."""
+    def respond(self, frame: Frame) -> Frame | None:
+        """Answer a REQUEST, an ASK or STOP; None for a late copy of what was settled long ago."""
         if frame.kind == FrameKind.REQUEST:
+            if frame.number < self.handled and frame.number not in self.journal and frame.number < frame.durable:
+                return None
             body = self._handle(frame)
-            self.journal.forget(frame.durable)
+            self.journal.forget(min(frame.durable, self.durable))  # what is computed again is compared with it
             return Frame(FrameKind.REPLY, frame.number, self.durable, body)
         if frame.kind == FrameKind.ASK:
-            return Frame(FrameKind.ANSWER, frame.number, self.durable, self._represent(frame.body))
+            return Frame(FrameKind.ANSWER, frame.number, self.durable, self._answer(frame))
         if frame.kind == FrameKind.STOP:
             if frame.number != self.handled:
                 raise ProtocolError(f"STOP after request {frame.number} came, but {self.handled} are handled here.")
@@ -135,13 +139,13 @@ class Member:
     def _handle(self, frame: Frame) -> bytes:
         if frame.number < self.handled:
             return self.journal.read(frame.number)
-        if frame.number > self.handled:
-            raise ProtocolError(f"request {frame.number} came, but request {self.handled} has not come yet.")
         try:
             message = Message.from_bytes(frame.body)
         except WireError as error:
             raise ProtocolError(f"request {frame.number} is not a message: {error}") from error
-        reported = message.step + (message.kind != Kind.BEGIN)
+        if frame.number > self.handled and message.kind != Kind.SYNC:  # others were asked things while it was away
+            raise ProtocolError(f"request {frame.number} came, but request {self.handled} has not come yet.")
+        reported = message.step + (message.kind not in (Kind.BEGIN, Kind.SYNC))
         if self.limits.steps and not message.hold and reported >= self.limits.steps:
             raise LimitError(f"{self.party.name} takes part in {self.limits.steps:,} steps, as its own file says.")
         started = time.perf_counter()
@@ -154,11 +158,18 @@ class Member:
                 f"the answer to request {frame.number} would bring what {self.party.name} sent to {sent:,} bytes, and "
                 f"its own file allows {self.limits.bytes:,}."
             )
-        self.journal.append(frame.number, body)
+        self.journal.append(frame.number, body, gap=message.kind == Kind.SYNC)
         self.ledger.record("down", self.party.name, message, frame.body)
         self.ledger.record("up", self.party.name, reply, body)
-        self.handled += 1
+        self.handled = frame.number + 1
         return body
+
+    def _answer(self, frame: Frame) -> bytes:
+        """Answer a question; one that comes twice gets the same answer, and counts once."""
+        if self._asked != (frame.number, frame.body):
+            self._given = self._represent(frame.body)
+            self._asked = (frame.number, frame.body)
+        return self._given
 
     def _represent(self, question: bytes) -> bytes:
         rows, answer = self.represent(question)
@@ -168,4 +179,6 @@ class Member:
                 f"exact representations of {self.rows_given:,} rows are asked for in all, and the file of "
                 f"{self.party.name} allows {self.limits.rows:,}."
             )
+        if self.limits.rows:
+            self.save()  # before they leave: a crash must not make it forget how many it gave
         return answer

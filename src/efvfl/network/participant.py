@@ -28,6 +28,7 @@ from efvfl.rng import derive
 from efvfl.server import Server
 
 CHUNK = observe.CHUNK  # rows of one question
+MAX_QUESTION = 4 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,20 @@ class Holding:
 
 def names_of(config: RunConfig, folder: Path) -> list[str]:
     """Return the parties' names: those in the file, or those of the data."""
-    if config.party and (not config.data.path or all(p.data for p in config.party)):
-        return [p.name for p in config.party]
-    return load_data(config, folder).names
+    return [p.name for p in config.party] if _has_own_files(config, folder) else load_data(config, folder).names
+
+
+def _has_own_files(config: RunConfig, folder: Path) -> bool:
+    """Whether each holds a file of its own: a party's copy may name that alone, the label holder's the labels alone."""
+    if any(p.data for p in config.party):
+        return True
+    return bool(config.party and config.data.path) and not read(folder / config.data.path).columns
 
 
 def hold(config: RunConfig, folder: Path, name: str) -> Holding:
     """Load what a party holds, or the server ('')."""
     party = name or config.label_holder
-    if any(p.data for p in config.party):
+    if _has_own_files(config, folder):
         return _own_files(config, folder, name, party)
     data = load_data(config, folder)
     if data.sources:
@@ -130,6 +136,7 @@ def make_plan(config: RunConfig, holding: Holding) -> Plan:
         loss=losses.lookup(config.loss),
         optimizer=make_optimizer(config.optimizer),
         label_holder=config.label_holder,
+        stale=config.network.on_missing == "stale",
     )
 
 
@@ -174,12 +181,16 @@ class Answerer:
 
     def __call__(self, question: bytes) -> tuple[int, bytes]:
         """Return how many rows are given, and the answer: 0 and a packet, or 1 and what is wrong."""
+        if len(question) > MAX_QUESTION:
+            raise ProtocolError(f"a question of {len(question):,} bytes came, at most {MAX_QUESTION:,} are expected.")
         try:
-            rows = self._rows(json.loads(question))
-        except ValueError as error:
+            table = json.loads(question)
+        except (ValueError, RecursionError) as error:
             raise ProtocolError(f"a question came that is not JSON: {error}") from error
-        except DataError as error:
-            return 0, b"\x01" + str(error).encode()
+        try:
+            rows = self._rows(table)
+        except DataError as error:  # which ids a party does not hold is an answer too, and counts as one
+            return len(table.get("ids", ())), b"\x01" + str(error).encode()
         h = observe.represent(self.party.block.module, rows)
         return len(h), b"\x00" + send_exactly(h)[0].to_bytes()
 

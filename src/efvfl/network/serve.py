@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from efvfl import checkpoint, observe
 from efvfl.config import RunConfig
-from efvfl.errors import AbsentError, CheckpointError, Interrupted, ProtocolError
+from efvfl.errors import AbsentError, CheckpointError, DataError, Interrupted, ProtocolError
 from efvfl.ledger import Ledger
 from efvfl.network import terms
 from efvfl.network.frame import Frame, unpack
@@ -72,6 +73,7 @@ class Serving:
         self.finished = False
         self.seconds = 0.0  # of computing, the label holder's own party included
         self._losses: list[float] = []  # of the epoch under way
+        self._absences: dict[str, list[list[int]]] = {}  # since the last record
         self._pending: dict[str, Message] = {}  # the request that is out
         self._observing = False  # it has been answered, and parties hold
         self._saved = time.monotonic()
@@ -119,6 +121,8 @@ class Serving:
         self.seconds = float(state["seconds"])
         self.finished, self._observing = bool(state["finished"]), bool(state["observing"])
         self.hub.saved = set(state["informed"]) if self.finished else set()
+        self.hub.left, self.hub.known = {n: int(at) for n, at in state["left"].items()}, set(state["known"])
+        self._absences = {name: [list(span) for span in spans] for name, spans in state["absences"].items()}
         if self.finished and self.server.step_number < self.steps:  # the file asks for more epochs than before
             self.finished, self.hub.saved = False, set()
             self._stage(self.server.begin())
@@ -140,6 +144,9 @@ class Serving:
             "finished": self.finished,
             "observing": self._observing,
             "informed": sorted(self.hub.saved),
+            "left": dict(self.hub.left),
+            "known": sorted(self.hub.known),
+            "absences": self._absences,
         }
         checkpoint.save(self.path, state)
         self.hub.durable = self.hub.number
@@ -151,33 +158,54 @@ class Serving:
             self.save()
 
     def _stage(self, messages: dict[str, Message]) -> None:
-        """Make these the next request."""
+        """Make these the next request, to which those are added who are back after having been away."""
+        hold = next(iter(messages.values())).hold
+        messages |= {name: self.server.rejoin(name, hold) for name in self.hub.back() if name in self.server.away}
         self._pending = messages
         self.hub.stage(messages)
 
     def train(self) -> Iterator[Record]:
         """Train to the end, or on to it; yield a record of every observed epoch."""
         try:
-            if not self._pending and not self._observing and not self.finished:
-                self._stage(self.server.begin())
             while not self.finished:
                 if self.hub.stopping.is_set():
                     raise Interrupted("stopped as asked: everything is saved, the same command goes on from here.")
-                self._save_if_due()
-                replies = {} if self._observing else self._exchange(self._pending)
-                self._observing = self._observing or self._pending[self.holding.names[0]].hold
-                if self._observing:
-                    yield self._observe()
-                    self._observing = False
-                    self.finished = self.server.step_number >= self.steps
-                    if not self.finished:
-                        self._stage(self.server.begin())
-                else:
-                    self._stage(self._step(replies))
+                record = self.advance()
+                if record:
+                    yield record
                 self.hub.on_tick()
         finally:
             if sys.exc_info()[0] in (None, Interrupted, AbsentError):
                 self.save()
+
+    def advance(self) -> Record | None:
+        """Have the request that is out answered, and make the next one; return a record if one was due."""
+        if not self._pending and not self._observing:
+            self._stage(self.server.begin())
+        self._save_if_due()
+        replies = {} if self._observing else self._exchange(self._pending)
+        for name in set(self._pending) - set(replies) if not self._observing else ():
+            self.server.leave(name)
+        self._observing = self._observing or next(iter(self._pending.values())).hold
+        if not self._observing:
+            self._stage(self._step(replies))
+            return None
+        record = self._observe()
+        self._observing = False
+        self.finished = self.server.step_number >= self.steps
+        if not self.finished:
+            self._stage(self.server.begin())
+            self.save()  # before the parties train on: what was observed could not be observed again
+        return record
+
+    def _note_absence(self) -> None:
+        for name in self.server.away:
+            spans = self._absences.setdefault(name, [])
+            step = self.server.step_number
+            if spans and spans[-1][1] >= step - 1:
+                spans[-1][1] = step
+            else:
+                spans.append([step, step])
 
     def _exchange(self, messages: Mapping[str, Message]) -> dict[str, Message]:
         """Let the parties answer; the label holder's own does so while the others are at it."""
@@ -190,6 +218,7 @@ class Serving:
         return self.hub.collect() | own
 
     def _step(self, replies: Mapping[str, Message]) -> dict[str, Message]:
+        self._note_absence()
         done, per_epoch = self.server.step_number + 1, self.plan.batches.per_epoch
         ends = done % per_epoch == 0
         observed = ends and (done // per_epoch % self.config.observe_every == 0 or done == self.steps)
@@ -205,9 +234,9 @@ class Serving:
         """Measure where training stands, as far as one can without seeing the parties' rows."""
         loss, scores = self.server.loss, {}
         for split in ("validation", "test"):
-            if split in self.holding.labels:
-                output = self.predict_split(split)
-                scores[split] = observe.scores(output, self.holding.labels[split], loss)
+            if split in self.holding.labels and not self.server.away:
+                with contextlib.suppress(AbsentError):  # without all parties there is nothing to score
+                    scores[split] = observe.scores(self.predict_split(split), self.holding.labels[split], loss)
         record = Record(
             epoch=self.server.step_number // self.plan.batches.per_epoch,
             step=self.server.step_number,
@@ -217,8 +246,10 @@ class Serving:
             bytes_up=self.ledger.total("up"),
             bytes_down=self.ledger.total("down"),
             ledger=self.ledger.table(),
+            absent=self._absences,
             seconds=self.seconds + self.hub.waited,
         )
+        self._absences = {}
         self.records.append(record)
         self._losses = []
         return record
@@ -241,13 +272,22 @@ class Serving:
         return torch.cat([self._output({"ids": part}, len(part)) for part in parts])
 
     def _output(self, question: dict[str, Any], rows: int) -> Tensor:
-        asked = questions(self.hub.names, question)
-        answers = self.hub.ask(asked)
+        asked, widths = (
+            questions(self.hub.names, question),
+            dict(zip(self.holding.names, self.plan.widths, strict=True)),
+        )
+
+        def check(name: str, answer: bytes) -> None:
+            with contextlib.suppress(DataError):  # an honest "I do not have them" is not to be refused
+                read_answer(name, answer, rows, widths[name])
+
+        answers = self.hub.ask(asked, check)
+        if absent := sorted(set(asked) - set(answers)):
+            raise AbsentError(f"{', '.join(absent)} cannot be asked now: prediction needs all parties.")
         if self.party and self.answerer:
             answers[self.party.name] = self.answerer(next(iter(questions([""], question).values())))[1]
         fusion = self.server.fusion
-        pairs = zip(self.holding.names, self.plan.widths, strict=True)
-        parts = [read_answer(name, answers[name], rows, width) for name, width in pairs]
+        parts = [read_answer(name, answers[name], rows, width) for name, width in widths.items()]
         with torch.no_grad(), observe.evaluating([fusion]):
             output: Tensor = fusion(parts)
         return output

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 from efvfl.config import RunConfig
@@ -32,6 +33,7 @@ def shared_part(config: RunConfig, names: Sequence[str]) -> dict[str, Any]:
         "method": asdict(config.method),
         "agreement": asdict(config.agreement),
         "optimizer": config.optimizer,
+        "stale": config.network.on_missing == "stale",
     }
     if config.agreement.labels == "shared":  # parties run the fusion model themselves
         table["fusion"] = asdict(config.fusion)
@@ -75,7 +77,7 @@ def compare(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
             "same release of efvfl at both."
         )
     if theirs.get("digest") != mine["digest"]:
-        found = "; ".join(_differences(mine["shared"], theirs.get("shared"), f"{name}", ""))
+        found = "; ".join(islice(_differences(mine["shared"], theirs.get("shared"), f"{name}", ""), 10))
         raise ProtocolError(f"the shared part of the files differs: {found or 'nothing it admits'}. Agree on one.")
     rows = theirs.get("rows")
     if not isinstance(rows, dict) or set(rows) != set(mine["rows"]):
@@ -99,6 +101,8 @@ def compare(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
 def _differences(mine: Any, theirs: Any, name: str, where: str) -> Iterator[str]:
     if isinstance(mine, dict) and isinstance(theirs, dict):
         for key in sorted({*mine, *theirs}):
-            yield from _differences(mine.get(key), theirs.get(key), name, f"{where}.{key}" if where else str(key))
+            yield from _differences(
+                mine.get(key), theirs.get(key), name, f"{where}.{key:.40}" if where else f"{key:.40}"
+            )
     elif mine != theirs:
         yield f"{where}: the server has {mine!r:.80}, {name} has {theirs!r:.80}"

@@ -23,6 +23,7 @@ CONTENTS = {
     "cotangent": "the derivative of the loss by a party's representation of the batch's rows",
     "relay": "the other parties' reports as they came, and the fusion model where it is sent",
     "aggregate": "the combined representation of the batch's rows, and the fusion model where it is sent",
+    "sync": "the server's surrogate of one batch's rows, for a party that was away",
     "ready": "nothing: learnt, and waiting",
     "hello": "name, shared settings, numbers of rows, salted digests of their ids' order and of the memory",
     "welcome": "how many requests there have been",

@@ -24,7 +24,7 @@ class Wire(Protocol):
 class MemoryWire:
     """One end of a wire within a process."""
 
-    def __init__(self, incoming: queue.SimpleQueue[bytes | None], outgoing: queue.SimpleQueue[bytes | None]) -> None:
+    def __init__(self, incoming: queue.Queue[bytes | None], outgoing: queue.Queue[bytes | None]) -> None:
         """Read from one queue and write to another; None is the end."""
         self._incoming = incoming
         self._outgoing = outgoing
@@ -56,6 +56,6 @@ class MemoryWire:
 
 def memory_pair() -> tuple[MemoryWire, MemoryWire]:
     """Return the two ends of a wire."""
-    there: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    back: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    there: queue.Queue[bytes | None] = queue.Queue()
+    back: queue.Queue[bytes | None] = queue.Queue()
     return MemoryWire(there, back), MemoryWire(back, there)

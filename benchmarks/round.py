@@ -1,0 +1,197 @@
+"""A round over the network: four parties and a server as processes on loopback with mTLS, against the bare exchange.
+
+The bare exchange carries messages of the same sizes between as many processes over gRPC streams with mTLS, and does
+nothing else. What a round may cost besides is everybody's computing, divided by the cores.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import torch
+
+from benchmarks import step
+from benchmarks.timing import Timing, alternate
+from efvfl import config as configs
+from efvfl.config import RunConfig
+from efvfl.network import certs, participant, terms
+from efvfl.network.grpc import dial, listen
+from efvfl.network.join import Joining
+from efvfl.network.member import Member
+from efvfl.network.participant import Holding
+from efvfl.network.serve import Serving
+
+NAMES = ["a", "b", "c", "d"]
+ROWS, BATCH = 12_800, 128
+
+
+def run_config(labels: str) -> RunConfig:
+    """The paper's shallow network, batch 128, top-k 10 %."""
+    table = {
+        "epochs": 10_000,
+        "batch_size": BATCH,
+        "observe_every": 10_000,
+        "agreement": {"labels": labels},
+        "method": {"name": "efvfl", "compressor": {"name": "topk", "ratio": 0.1}},
+        "optimizer": {"name": "SGD", "lr": 0.1},
+    }
+    return configs.read(RunConfig, table, "benchmark")
+
+
+def holding(name: str) -> Holding:
+    """Random rows in MNIST's shapes."""
+    x, y = step.rows(ROWS)
+    columns = {"train": x[NAMES.index(name)]} if name else {}
+    return Holding(NAMES, columns, {"train": y}, {"train": [str(i) for i in range(ROWS)]}, step.CLASSES)
+
+
+def party(folder: Path, labels: str, name: str, port: int) -> None:
+    """Be a party until the server goes."""
+    torch.set_num_threads(1)
+    config, held = run_config(labels), holding(name)
+    plan = participant.make_plan(config, held)
+    made = participant.build_party(config, plan, held, name)
+    about = terms.about(config, name, held.names, held.trained_ids)
+    member = Member(made, folder / name, about, participant.Answerer(made, held))
+    identity = certs.load(folder / "certs", name)
+    Joining(member, partial(dial, f"127.0.0.1:{port}", identity, 1 << 28)).run()
+
+
+def network(
+    folder: Path, labels: str
+) -> tuple[Callable[[], object], Callable[[], tuple[int, int]], Callable[[], None]]:
+    """Start a federation; return one round, the largest message up and down so far, and how to stop it."""
+    config = run_config(labels)
+    certs.make(folder / "certs", [certs.SERVER, *NAMES])
+    sizes = {"in": 0, "out": 0}
+
+    def wrote(peer: str, direction: str, frame: Any) -> None:
+        sizes[direction] = max(sizes[direction], len(frame.body))
+
+    serving = Serving(config, holding(""), folder / "server", wrote=wrote)
+    identity = certs.load(folder / "certs", certs.SERVER)
+    server, port = listen("127.0.0.1:0", identity, 1 << 28, len(NAMES), serving.hub.accept)
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=party, args=(folder, labels, name, port), daemon=True) for name in NAMES]
+    for process in processes:
+        process.start()
+
+    def stop() -> None:
+        for process in processes:
+            process.kill()
+            process.join()
+        serving.hub.close()
+        server.stop(None).wait(5)
+
+    return serving.advance, lambda: (sizes["in"], sizes["out"]), stop
+
+
+def bare_party(folder: Path, name: str, port: int, up: int) -> None:
+    """Answer everything with `up` bytes."""
+    identity = certs.load(folder / "certs", name)
+    credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
+    channel = grpc.secure_channel(f"127.0.0.1:{port}", credentials, [("grpc.ssl_target_name_override", certs.SERVER)])
+    out: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    out.put(b"")
+    for _ in channel.stream_stream("/bare/Link")(iter(out.get, None)):
+        out.put(bytes(up))
+
+
+def bare(folder: Path, up: int, down: int) -> tuple[Callable[[], object], Callable[[], None]]:
+    """Start the same processes with nothing to compute; return one exchange and how to stop it."""
+    identity = certs.load(folder / "certs", certs.SERVER)
+    heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    outs: list[queue.SimpleQueue[bytes | None]] = []
+
+    def read(incoming: Iterator[bytes]) -> None:
+        try:
+            for item in incoming:
+                heard.put(item)
+        except grpc.RpcError:
+            return
+
+    readers = ThreadPoolExecutor(len(NAMES))
+
+    def link(incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        context.add_callback(lambda: out.put(None))
+        outs.append(out)
+        readers.submit(read, incoming)
+        while (item := out.get()) is not None:
+            yield item
+
+    class Service(grpc.GenericRpcHandler):
+        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+            return grpc.stream_stream_rpc_method_handler(link)
+
+    server = grpc.server(ThreadPoolExecutor(8))
+    server.add_generic_rpc_handlers((Service(),))
+    credentials = grpc.ssl_server_credentials(
+        [(identity.key, identity.certificate)], identity.ca, require_client_auth=True
+    )
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=bare_party, args=(folder, name, port, up), daemon=True) for name in NAMES]
+    for process in processes:
+        process.start()
+    for _ in NAMES:
+        heard.get(timeout=120)
+
+    def exchange() -> None:
+        for out in outs:
+            out.put(bytes(down))
+        for _ in outs:
+            heard.get(timeout=60)
+
+    def stop() -> None:
+        for process in processes:
+            process.kill()
+            process.join()
+        server.stop(None).wait(5)
+
+    return exchange, stop
+
+
+def against_bare(labels: str, rounds: int, inner: int) -> dict[str, Timing]:
+    """Return milliseconds of a round, of the bare exchange of such messages, and of all computing in one process."""
+    torch.set_num_threads(1)
+    x, y = step.rows(ROWS)
+    federation = step.federation(x, y, BATCH, labels)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        advance, largest, stop_network = network(folder, labels)
+        for _ in range(5):
+            advance()
+        exchange, stop_bare = bare(folder, *largest())
+        try:
+            sides = {"round": advance, "bare": exchange, "compute": federation.step}
+            return alternate(sides, rounds, inner, warm=20)
+        finally:
+            stop_network()
+            stop_bare()
+
+
+def main() -> None:
+    """Print the ratios."""
+    cores = os.cpu_count() or 1
+    for labels in ("private", "shared"):
+        found = against_bare(labels, rounds=15, inner=40)
+        allowed = found["bare"].middle + found["compute"].middle / cores
+        print(
+            f"{labels} labels: a round {found['round'].middle:.2f} ms, bare exchange {found['bare'].middle:.2f} ms, "
+            f"all computing {found['compute'].middle:.2f} ms on {cores} cores: {found['round'].middle / allowed:.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

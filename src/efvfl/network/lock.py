@@ -1,0 +1,38 @@
+"""One process at a time in a participant's folder: a second one would overwrite what the first has saved."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from efvfl.errors import CheckpointError, ConfigError
+
+
+class Lock:
+    """Held until it is released or the process ends, however it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take the folder, or say who has it."""
+        path = folder / "lock"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise CheckpointError(f"cannot write {path}: {error}.") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.seek(0)
+            owner = self._file.read(20).strip() or "?"
+            self._file.close()
+            raise ConfigError(
+                f"process {owner} works in {folder} already: stop it first, or choose another folder with --dir."
+            ) from error
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+
+    def release(self) -> None:
+        """Let others in."""
+        self._file.close()
