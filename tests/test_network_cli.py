@@ -44,7 +44,7 @@ from efvfl.network.frame import Frame, FrameKind, words
 from efvfl.network.grpc import dial, listen
 from efvfl.network.join import Joining
 from efvfl.network.journal import Journal
-from efvfl.network.member import Member
+from efvfl.network.member import Member, Saving
 from efvfl.network.trail import Trail
 from efvfl.network.wire import Wire
 from efvfl.packet import Kind, Message
@@ -685,8 +685,8 @@ def test_a_party_that_could_not_save_can_once_there_is_room(
 @pytest.mark.parametrize("spoil", SPOILS)
 def test_a_server_that_cannot_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: str) -> None:
     """Its second checkpoint fails in the middle of a run; it goes on from the first one, and ends as it would have."""
-    options = settings(network={"save_steps": 2})
-    meeting = Meeting(tmp_path, options)
+    meeting = Meeting(tmp_path)
+    meeting.serving.saving = Saving(2, 1000.0)  # the others save when all is done: their disks are full at no time
     saved: list[bytes] = []
     save = meeting.serving.save
 
@@ -712,7 +712,7 @@ def test_a_server_that_cannot_save(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert re.match("cannot (write|flush) ", str(error))
     assert (meeting.serving.path.read_bytes() == saved[0]) is (spoil != "fsync 3")
     checkpoint.load(meeting.serving.path)
-    again = Meeting(tmp_path, options)
+    again = Meeting(tmp_path)
     try:
         again.start(*again.hub.names)
         again.records += again.serving.records

@@ -491,7 +491,7 @@ def intruder(network: Network, made: Ready, folder: Path, **about: Any) -> Calla
     wrong = member(replace(made, about=made.about | about), folder)
     name = made.party.name
     joining = Joining(wrong, lambda: network.dial(name), network.waiting)
-    refused = network._threads.submit(joining.run)
+    refused = network.intrude(joining)
     for other in network.names:
         if other != name:
             network.join(other)
@@ -613,7 +613,7 @@ def test_a_second_party_of_the_same_name_waits(rows: Path, tmp_path: Path) -> No
 
         def watch() -> None:
             if "left" in network._served().hub.links and "second" not in network.futures:
-                network.futures["second"] = network._threads.submit(joining.run)
+                network.futures["second"] = network.intrude(joining)
             elif refused and "right" not in network.joinings:
                 with pytest.raises(Interrupted):
                     network.futures.pop("second").result(timeout=60)

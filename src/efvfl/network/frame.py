@@ -142,3 +142,8 @@ def unpack(data: bytes) -> dict[str, Message]:
         messages[name] = Message(MessageKind(code >> 1), step, blocks, bool(code & 1))
     reader.end("log entry")
     return messages
+
+
+def printable(text: str) -> str:
+    """Return a text that cannot play tricks on a terminal: others may have had a hand in it."""
+    return "".join(c if c.isprintable() else "?" for c in text)

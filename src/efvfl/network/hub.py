@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from efvfl.errors import AbsentError, CheckpointError, EfvflError, Interrupted, LinkError, ProtocolError
 from efvfl.ledger import Ledger
-from efvfl.network.frame import Frame, FrameKind, pack, unpack, words
+from efvfl.network.frame import Frame, FrameKind, pack, printable, unpack, words
 from efvfl.network.journal import Journal
 from efvfl.network.wire import Wire
 from efvfl.packet import Kind, Message
@@ -94,7 +94,7 @@ class Hub:
         self.on_tick: Callable[[], None] = lambda: None
         self._strangers: set[Link] = set()
         # Not a SimpleQueue: its timeout can be lost when a signal handler runs meanwhile (seen with Python 3.11).
-        self._events: queue.Queue[tuple[Link, Frame | EfvflError]] = queue.Queue()
+        self._events: queue.Queue[tuple[Link, Frame | EfvflError | None]] = queue.Queue()
         self._looked = 0.0
         self._bytes: dict[str, bytes] = {}  # the request that is out, by party
         self._messages: dict[str, Message] = {}
@@ -112,7 +112,7 @@ class Hub:
     def accept(self, wire: Wire, certified: str | None) -> None:
         """Take a new connection."""
         link = Link(wire, certified)
-        self._events.put((link, Frame(FrameKind.WELCOME)))  # it has opened
+        self._events.put((link, None))
         threading.Thread(target=self._read, args=(link,), daemon=True, name="efvfl-link").start()
 
     def _read(self, link: Link) -> None:
@@ -271,9 +271,10 @@ class Hub:
                 link, item = self._events.get(timeout=self.patience.tick)
             except queue.Empty:
                 continue
-            if isinstance(item, Frame):
-                if item.kind != FrameKind.WELCOME:
-                    link.room.release()
+            if item is None:
+                self._strangers.add(link)
+            elif isinstance(item, Frame):
+                link.room.release()
                 self._hear(link, item)
             else:
                 self._drop(link, str(item))
@@ -296,9 +297,6 @@ class Hub:
         self.on_tick()
 
     def _hear(self, link: Link, frame: Frame) -> None:
-        if frame.kind == FrameKind.WELCOME and not link.name:
-            self._strangers.add(link)
-            return
         if link not in self._strangers and self.links.get(link.name) is not link:
             return  # its wire is cut already
         self.wrote(link.name or link.certified or "?", "in", frame)
@@ -332,6 +330,11 @@ class Hub:
         if name in self.links:
             self._refuse(link, "busy", f"{name} is connected already: a second one must wait until the first is gone.")
             return
+        if frame.number < self.number and frame.number not in self.journal:
+            raise ProtocolError(
+                f"{name} has handled {frame.number} requests, but the log here begins at {self.journal.start}: its "
+                "folder is older than it was when it last spoke. Was it restored from a backup? Start all anew."
+            )
         self.greet(name, table, frame.number)
         self._strangers.discard(link)
         link.name, link.position = name, frame.number
@@ -393,8 +396,3 @@ class Hub:
             del self.links[link.name]
             self.missing[link.name] = time.monotonic()
             log.log(logging.WARNING if loud else logging.INFO, "%s is gone: %s", link.name, printable(reason))
-
-
-def printable(text: str) -> str:
-    """Return a text that cannot play tricks on a terminal: others may have had a hand in it."""
-    return "".join(c if c.isprintable() else "?" for c in text)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from efvfl.errors import AbsentError, EfvflError, Interrupted, LinkError, RefusedError, WireError
-from efvfl.network.frame import Frame, FrameKind, words
+from efvfl.network.frame import Frame, FrameKind, printable, words
 from efvfl.network.member import Member
 from efvfl.network.wire import Wire
 
@@ -106,8 +106,8 @@ class Joining:
     def _refused(self, frame: Frame) -> None:
         table = frame.words()
         if table.get("code") in ("busy", "silent"):  # the server has not noticed yet that our last link broke
-            raise LinkError(str(table.get("text")))
-        raise RefusedError(f"the server refuses {self.member.party.name}: {table.get('text')!s:.2000}")
+            raise LinkError(printable(str(table.get("text"))[:2000]))
+        raise RefusedError(f"the server refuses {self.member.party.name}: {printable(str(table.get('text'))[:2000])}")
 
     def _serve(self, wire: Wire) -> None:
         """Answer until STOP."""

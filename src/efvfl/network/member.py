@@ -149,7 +149,10 @@ class Member:
         if self.limits.steps and not message.hold and reported >= self.limits.steps:
             raise LimitError(f"{self.party.name} takes part in {self.limits.steps:,} steps, as its own file says.")
         started = time.perf_counter()
-        reply = self.party.handle(message)
+        try:
+            reply = self.party.handle(message)
+        except WireError as error:  # not the link's fault: to dial again would bring the same
+            raise ProtocolError(f"request {frame.number} cannot be read: {error}") from error
         body = reply.to_bytes()
         self.seconds += time.perf_counter() - started
         sent = self.ledger.total("up") + len(body)
@@ -173,12 +176,13 @@ class Member:
 
     def _represent(self, question: bytes) -> bytes:
         rows, answer = self.represent(question)
-        self.rows_given += rows
-        if self.limits.rows and self.rows_given > self.limits.rows:
+        given = self.rows_given + rows
+        if self.limits.rows and given > self.limits.rows:
             raise LimitError(
-                f"exact representations of {self.rows_given:,} rows are asked for in all, and the file of "
+                f"exact representations of {given:,} rows are asked for in all, and the file of "
                 f"{self.party.name} allows {self.limits.rows:,}."
             )
+        self.rows_given = given
         if self.limits.rows:
             self.save()  # before they leave: a crash must not make it forget how many it gave
         return answer

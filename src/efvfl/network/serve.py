@@ -278,8 +278,11 @@ class Serving:
         )
 
         def check(name: str, answer: bytes) -> None:
-            with contextlib.suppress(DataError):  # an honest "I do not have them" is not to be refused
+            try:
                 read_answer(name, answer, rows, widths[name])
+            except DataError as error:
+                if "ids" not in question:  # rows that all hold, or they would not be here
+                    raise ProtocolError(f"{name} does not represent rows that it holds: {error}") from error
 
         answers = self.hub.ask(asked, check)
         if absent := sorted(set(asked) - set(answers)):
