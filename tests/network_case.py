@@ -264,6 +264,7 @@ class Network:
         self.joinings: dict[str, Joining] = {}
         self.futures: dict[str, Future[None]] = {}
         self.fates = fates
+        self.revive = True  # whether who dies comes back at once
         self.watch: Callable[[], None] = lambda: None  # called while the server waits
         self.others: list[Joining] = []  # who is no party of ours
         self._ends = time.monotonic() + SECONDS
@@ -324,6 +325,8 @@ class Network:
             if future.done() and (error := future.exception()) is not None:
                 if not isinstance(error, Killed | Interrupted):
                     raise error
+                if not self.revive:
+                    continue
                 told = name in self._served().hub.saved  # it died after its BYE: what counts is what it saved
                 self.joinings[name].member.journal.close()
                 self.join(name, run=not told)

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -223,6 +224,7 @@ def test_a_party_that_was_away_at_the_end_hears_of_it_later(rows: Path, tmp_path
     run = small(rows)
     fate = FrameFate(FrameKind.STOP, "in")
     with Network(run, tmp_path, fates=Fates("left", fate)) as network:
+        network.revive = False
         network.join_all()
         list(network._served().train())
         assert network._served().finish() == {"left"}
@@ -345,22 +347,20 @@ def test_what_the_server_has_saved_is_forgotten_and_what_it_has_not_is_kept(rows
 def test_a_limit_on_bytes_holds_to_the_byte(rows: Path, alone: Alone, tmp_path: Path) -> None:
     members, table = alone(), Table(small(rows))
     sent = [len(table.step(members)["left"].body) for _ in range(3)]
-    shutil.rmtree(tmp_path / "left")
-    shutil.rmtree(tmp_path / "right")
     for allowed in (sum(sent), sum(sent) - 1):
-        members, table = alone(Limits(bytes=allowed)), Table(small(rows))
-        members["right"].limits = Limits()
-        for _ in range(2):
-            table.step(members)
+        shutil.rmtree(tmp_path / "left")
+        shutil.rmtree(tmp_path / "right")
+        members, table = alone(), Table(small(rows))
+        members["left"].limits = Limits(bytes=allowed)
+        table.step(members)
+        table.step(members)
         if allowed == sum(sent):
             table.step(members)
-            continue
-        with pytest.raises(LimitError, match=rf"left sent to {sum(sent):,} bytes, .* allows {allowed:,}"):
-            members["left"].respond(table.request("left"))
-        assert members["left"].ledger.total("up") == sum(sent[:2])
-        assert members["left"].journal.end == 2
-        shutil.rmtree(tmp_path / "left")
-    members["left"].journal.close()
+    left = members["left"]
+    with pytest.raises(LimitError, match=rf"left sent to {sum(sent):,} bytes, .* allows {allowed:,}"):
+        left.respond(table.request("left"))
+    assert left.ledger.total("up") == sum(sent[:2])
+    assert (left.handled, left.journal.end) == (2, 2)  # nothing is kept of what was not sent
 
 
 def test_a_limit_on_steps_ends_before_the_next_report(rows: Path, alone: Alone) -> None:
@@ -439,6 +439,8 @@ def test_a_server_from_a_backup_is_told_so(rows: Path, alone: Alone, tmp_path: P
 
 def test_the_same_question_after_more_training_gets_a_new_answer(rows: Path, alone: Alone) -> None:
     """A server that restarts counts its questions from 1 again, and asks the same of the same rows."""
+    # Fails: Member._answer takes (number, question) for the same question and gives the answer of before the training.
+    # (self.handled, frame.body) tells them apart: nothing else changes the parameters.
     members, table = alone(), Table(small(rows))
     table.step(members)
     left = members["left"]
@@ -533,7 +535,7 @@ def goes_on(network: Network) -> None:
         ({"agreement": {"reports": "all"}}, ["agreement.reports: the server has 'batch', left has 'all'"]),
         ({"optimizer": {"name": "Adam"}}, ["optimizer.name: the server has 'SGD', left has 'Adam'"]),
         ({"file": "fewer.npz"}, ["the server holds 24 train rows, left holds 20: align the tables"]),
-        ({"file": "swapped.npz"}, ["hold 24 train rows each, but not the same ids in the same order"]),
+        ({"file": "swapped.npz"}, ["rows each, but not the same ids in the same order: align the tables"]),
     ],
     ids=["batch-size", "seed", "method", "agreement", "optimizer", "row-count", "row-order"],
 )
@@ -594,7 +596,7 @@ def test_a_party_whose_folder_is_gone_is_refused(rows: Path, tmp_path: Path) -> 
     with Network(run, tmp_path / "run") as network:
         text = intruder(network, ready(run, "left"), tmp_path / "empty")
         goes_on(network)
-        assert "but 0 is needed" in text()
+        assert "left has handled 0 requests, but the log here begins at" in text()
 
 
 def test_a_second_party_of_the_same_name_waits(rows: Path, tmp_path: Path) -> None:
@@ -603,24 +605,22 @@ def test_a_second_party_of_the_same_name_waits(rows: Path, tmp_path: Path) -> No
         second = member(network.spare["left"].pop(), tmp_path / "second")
         joining = Joining(second, lambda: network.dial("left"), network.waiting)
         refused: list[str] = []
+        tries: list[Future[None]] = []
 
         def note(name: str, direction: str, frame: Frame) -> None:
             if frame.kind == FrameKind.REFUSE:
                 refused.append(str(frame.words()["text"]))
                 joining.stopping.set()
 
-        joining.wrote = note
-
         def watch() -> None:
-            if "left" in network._served().hub.links and "second" not in network.futures:
-                network.futures["second"] = network.intrude(joining)
-            elif refused and "right" not in network.joinings:
-                with pytest.raises(Interrupted):
-                    network.futures.pop("second").result(timeout=60)
-                network.futures["second"] = network._threads.submit(lambda: None)
+            if not tries and "left" in network._served().hub.links:
+                tries.append(network.intrude(joining))
+            elif tries and tries[0].done() and "right" not in network.joinings:
                 network.join("right")
 
+        joining.wrote = note
         network.watch = watch
         network.join("left")
         goes_on(network)
+        assert isinstance(tries[0].exception(), Interrupted)
         assert refused[0].startswith("left is connected already")
