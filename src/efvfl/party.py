@@ -18,6 +18,8 @@ from efvfl.errors import ConfigError, ProtocolError
 from efvfl.packet import Kind, Message
 from efvfl.rng import derive, seeded
 
+MOST_MISSED = 1 << 24  # steps that a party may have been away
+
 
 class Guide(Protocol):
     """What turns the server's answer into the cotangent of a party's own representation: private.py or shared.py."""
@@ -111,15 +113,16 @@ class Party:
 
     def _sync(self, message: Message) -> Message:
         """Go on after having been away: take back the report that the server did not take, and skip to its step."""
-        if not self.stale or message.step < self.step or set(message.packets) != {self.number}:
+        own = message.packets.get(self.number, ())
+        fits = self.step <= message.step <= self.step + MOST_MISSED and set(message.packets) == {self.number}
+        if not self.stale or not fits or len(own) != 1:
             raise ProtocolError(
                 f"SYNC to step {message.step} with blocks {sorted(message.packets)} came, but {self.name} is at step "
                 f"{self.step}{'' if self.stale else ', and did not agree to go on after having been away'}."
             )
         rows, count = self.batches.rows(self.step), self.batches.count(self.step)
         reported, count = (ALL, self.batches.samples) if self.reports_all else (rows, count)
-        (packet,) = message.packets[self.number]
-        self.up.restore(reported, unpack(packet, (count, *self.up.width), self.up.dtype, "the server's surrogate"))
+        self.up.restore(reported, unpack(own[0], (count, *self.up.width), self.up.dtype, "the server's surrogate"))
         for missed in range(self.step, message.step):
             self.block.end_step(missed)
         self.step, self._report = message.step, None

@@ -52,10 +52,8 @@ def run_command(options: argparse.Namespace, console: Console) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_handler(options.status)])
     if config.threads:
         torch.set_num_threads(config.threads)
-    if options.command == "join":
-        join(options, config, console)
-    else:
-        serve(options, config, console)
+    with contextlib.ExitStack() as stack:
+        (join if options.command == "join" else serve)(options, config, console, stack)
 
 
 def _handler(mode: str) -> logging.Handler:
@@ -110,8 +108,8 @@ def _folder(options: argparse.Namespace, name: str) -> Path:
     return chosen or Path("runs") / options.file.stem / name
 
 
-def join(options: argparse.Namespace, config: RunConfig, console: Console) -> None:
-    """Be a party."""
+def join(options: argparse.Namespace, config: RunConfig, console: Console, stack: contextlib.ExitStack) -> None:
+    """Be a party; what is opened is closed with the stack."""
     name: str = options.party
     holding = participant.hold(config, options.file.parent, name)
     if name not in holding.names:
@@ -122,7 +120,7 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console) -> No
     _warn_of_seed(config, name)
     plan = participant.make_plan(config, holding)
     party = participant.build_party(config, plan, holding, name)
-    held = Lock(_folder(options, name))
+    stack.callback(Lock(_folder(options, name)).release)
     network, own = config.network, next((p for p in config.party if p.name == name), None)
     member = Member(
         party,
@@ -132,7 +130,9 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console) -> No
         Limits(own.limits.bytes, own.limits.steps, own.limits.rows) if own else None,
         Saving(network.save_steps, network.save_seconds),
     )
+    stack.callback(member.journal.close)
     written = trail.Trail(member.folder)
+    stack.callback(written.close)
     address = options.address or network.address
     joining = Joining(
         member,
@@ -154,15 +154,11 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console) -> No
         }
 
     status = Status(options.status, console, state)
+    stack.callback(status.close)
     joining.on_tick = status
-    try:
-        with _stops(joining.stopping):
-            joining.run()
-        status.say(f"Done after {party.step:,} steps. What left the building: efvfl audit {member.folder}")
-    finally:
-        status.close()
-        written.close()
-        held.release()
+    with _stops(joining.stopping):
+        joining.run()
+    status.say(f"Done after {party.step:,} steps. What left the building: efvfl audit {member.folder}")
 
 
 def _warn_of_seed(config: RunConfig, name: str = "") -> None:
@@ -175,8 +171,8 @@ def _warn_of_seed(config: RunConfig, name: str = "") -> None:
         )
 
 
-def serve(options: argparse.Namespace, config: RunConfig, console: Console) -> None:
-    """Be the label holder: train, or predict."""
+def serve(options: argparse.Namespace, config: RunConfig, console: Console, stack: contextlib.ExitStack) -> None:
+    """Be the label holder: train, or predict; what is opened is closed with the stack."""
     holding = participant.hold(config, options.file.parent, "")
     identity = _identity(options, certs.SERVER)
     _warn_of_seed(config)
@@ -185,14 +181,16 @@ def serve(options: argparse.Namespace, config: RunConfig, console: Console) -> N
     folder, network = _folder(options, certs.SERVER), config.network
     if config.protect.on and config.private_seed is None:
         raise ConfigError("[protect] is on, but its noise would follow from the shared seed: set private_seed.")
-    held = Lock(folder)
+    stack.callback(Lock(folder).release)
     patience = Patience(absent=network.absent_seconds, stale=network.stale_seconds)
     serving = Serving(config, holding, folder, patience)
+    stack.callback(serving.journal.close)
     if options.command == "predict":
         serving.hub.saved.clear()  # who takes part in this is to be told when it is over
         if not serving.finished:
             raise ConfigError(f"training in {folder} is not finished: run `efvfl serve {options.file}` first.")
     written = trail.Trail(folder)
+    stack.callback(written.close)
     serving.hub.wrote = written.wrote
     hub, server = serving.hub, serving.server
 
@@ -212,24 +210,20 @@ def serve(options: argparse.Namespace, config: RunConfig, console: Console) -> N
         }
 
     status = Status(options.status, console, state)
+    stack.callback(status.close)
     hub.on_tick = status
     address = options.address or network.address
     listening, port = listen(address, identity, participant.frame_limit(serving.plan), len(holding.names), hub.accept)
+    stack.callback(lambda: listening.stop(1.0).wait(2.0))
+    stack.callback(hub.close)
     status.say(f"Listening on {address.rsplit(':', 1)[0]}:{port} for {', '.join(hub.names)}.", port=port)
-    try:
-        with _stops(hub.stopping):
-            if options.command == "predict":
-                _predict(options, serving, status)
-            else:
-                _train(serving, status)
-            for name in sorted(serving.finish()):
-                log.warning("%s could not be told that all is done: start `efvfl serve` again when it is back.", name)
-    finally:
-        status.close()
-        hub.close()
-        listening.stop(1.0).wait(2.0)
-        written.close()
-        held.release()
+    with _stops(hub.stopping):
+        if options.command == "predict":
+            _predict(options, serving, status)
+        else:
+            _train(serving, status)
+        for name in sorted(serving.finish()):
+            log.warning("%s could not be told that all is done: start `efvfl serve` again when it is back.", name)
 
 
 def _train(serving: Serving, status: Status) -> None:

@@ -386,7 +386,9 @@ class Hub:
         """Say why, and cut the wire. Nothing else changes: the others go on."""
         log.warning("refused %s: %s", link.name or link.certified or "a connection", printable(text))
         with contextlib.suppress(LinkError):
-            link.wire.send(words(FrameKind.REFUSE, {"code": code, "text": text}).to_bytes())
+            frame = words(FrameKind.REFUSE, {"code": code, "text": text})
+            link.wire.send(frame.to_bytes())
+            self.wrote(link.name or link.certified or "?", "out", frame)
         self._drop(link, text)
 
     def _drop(self, link: Link, reason: str, loud: bool = False) -> None:

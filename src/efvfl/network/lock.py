@@ -29,9 +29,12 @@ class Lock:
             raise ConfigError(
                 f"process {owner} works in {folder} already: stop it first, or choose another folder with --dir."
             ) from error
-        self._file.truncate(0)
-        self._file.write(str(os.getpid()))
-        self._file.flush()
+        try:
+            self._file.truncate(0)
+            self._file.write(str(os.getpid()))
+            self._file.flush()
+        except OSError as error:
+            raise CheckpointError(f"cannot write {path}: {error}.") from error
 
     def release(self) -> None:
         """Let others in."""
