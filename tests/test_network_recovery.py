@@ -630,7 +630,6 @@ def test_a_second_party_of_the_same_name_waits(rows: Path, tmp_path: Path) -> No
 
 def test_a_chatty_party_does_not_keep_the_server_from_its_clock(rows: Path, alone: Alone, tmp_path: Path) -> None:
     """The request to one party is lost, and must be sent again although the other one never stops to talk."""
-    # Fails: Hub._wait looks at the clock only when nothing came for a tick. It should do so whenever a tick has passed.
     members, asked, said = alone(), 0, 0
     ends = {name: memory_pair() for name in PARTIES}
 

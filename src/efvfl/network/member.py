@@ -66,7 +66,8 @@ class Member:
         self.durable = 0  # the checkpoint covers all requests below this one
         self.rows_given = 0
         self.finished = False
-        self._asked: tuple[int, bytes] = (0, b"")  # the last question
+        self._asked: tuple[int, bytes] = (-1, b"")  # the last question, and how many requests were handled then
+        self._settled = 0  # this link's server has saved all requests below this one
         self._given = b""
         self.seconds = 0.0  # of computing
         self._saved = time.monotonic()
@@ -115,13 +116,15 @@ class Member:
 
     def hello(self) -> Frame:
         """Return the first frame of a connection."""
+        self._settled = 0
         table = self.about | {"memory": self.party.up.digest(), "step": self.party.step}
         return words(FrameKind.HELLO, table, self.handled, self.durable)
 
     def respond(self, frame: Frame) -> Frame | None:
         """Answer a REQUEST, an ASK or STOP; None for a late copy of what was settled long ago."""
         if frame.kind == FrameKind.REQUEST:
-            if frame.number < self.handled and frame.number not in self.journal and frame.number < frame.durable:
+            self._settled = max(self._settled, frame.durable)
+            if frame.number < self._settled and frame.number not in self.journal:
                 return None
             body = self._handle(frame)
             self.journal.forget(min(frame.durable, self.durable))  # what is computed again is compared with it
@@ -169,9 +172,9 @@ class Member:
 
     def _answer(self, frame: Frame) -> bytes:
         """Answer a question; one that comes twice gets the same answer, and counts once."""
-        if self._asked != (frame.number, frame.body):
+        if self._asked != (self.handled, frame.body):
             self._given = self._represent(frame.body)
-            self._asked = (frame.number, frame.body)
+            self._asked = (self.handled, frame.body)
         return self._given
 
     def _represent(self, question: bytes) -> bytes:
