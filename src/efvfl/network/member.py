@@ -124,7 +124,7 @@ class Member:
         """Answer a REQUEST, an ASK or STOP; None for a late copy of what was settled long ago."""
         if frame.kind == FrameKind.REQUEST:
             self._settled = max(self._settled, frame.durable)
-            if frame.number < self._settled and frame.number not in self.journal:
+            if frame.number < min(self.handled, self._settled) and frame.number not in self.journal:
                 return None
             body = self._handle(frame)
             self.journal.forget(min(frame.durable, self.durable))  # what is computed again is compared with it
