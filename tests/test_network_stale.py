@@ -47,6 +47,11 @@ class Leaver(Member):
         return super().respond(frame)
 
 
+def caught_up(serving: Serving) -> bool:
+    link = serving.hub.links.get(AWAY)
+    return link is not None and link.waiting is None and link.position > serving.hub.left[AWAY]
+
+
 def run(
     folder: Path, config: network_case.RunConfig, leaves_at: int, back_at: int
 ) -> tuple[Serving, dict[str, Member]]:
@@ -76,7 +81,12 @@ def run(
         threads.append(threading.Thread(target=joining.run, daemon=True))
     for thread in threads:
         thread.start()
-    list(serving.train())
+    while not serving.finished:
+        if serving.server.step_number >= back_at and AWAY in serving.hub.left:
+            serving.hub._wait(
+                lambda: caught_up(serving)
+            )  # so that it is back at this step, however fast the others are
+        serving.advance()
     assert serving.finish() == set()
     for thread in threads:
         thread.join(20)
@@ -98,6 +108,13 @@ def test_training_goes_on_without_a_party_and_it_rejoins(tmp_path: Path, leaves_
         assert torch.equal(memory_of(serving.server.channels[k]), memory_of(member.party.up)), name
         assert member.party.step == 24
     assert serving.records[-1].surrogate_loss < serving.records[0].surrogate_loss
+
+
+def test_a_party_that_is_away_to_the_end_is_told_so(tmp_path: Path) -> None:
+    serving, members = run(tmp_path, stale_config(), leaves_at=6, back_at=24)
+    assert serving.records[-1].absent[AWAY][-1][1] == 23
+    assert members[AWAY].finished
+    assert members[AWAY].party.step < 24
 
 
 def test_nobody_away_changes_nothing(tmp_path: Path) -> None:

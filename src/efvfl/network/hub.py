@@ -236,6 +236,8 @@ class Hub:
                 return
             link.position += 1  # asked of the others while it was away
         if name in self.left:
+            if self._finished:  # it was away to the end
+                self._send(link, Frame(FrameKind.STOP, link.position, self.durable))
             return
         if name in self._bytes and name not in self._replies:
             self._send(link, self._request(self.number, self._bytes[name]))
@@ -378,7 +380,7 @@ class Hub:
 
     def _bye(self, link: Link, frame: Frame) -> None:
         self._mark(link.name, frame)
-        if self._finished and frame.number >= self.number:
+        if self._finished and (frame.number >= self.number or link.name in self.left):
             self.saved.add(link.name)
         self._drop(link, "it said BYE")
 
