@@ -8,6 +8,7 @@ streams may change between versions, and then two organisations would train on d
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -76,13 +77,20 @@ def permutation(key: int, size: int, start: int, stop: int) -> NDArray[np.int64]
     return out
 
 
+_TURN = threading.RLock()
+
+
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
-    """Run a forward pass with torch's generator set to `key`, and put the generator back as it was."""
+    """Run a forward pass with torch's generator set to `key`, and put the generator back as it was.
+
+    There is one such generator in a process, so threads take turns: parties may run in threads of one process.
+    """
     generator = torch.default_generator
-    state = generator.get_state()
-    generator.manual_seed(key & (_MASK >> 1))
-    try:
-        yield
-    finally:
-        generator.set_state(state)
+    with _TURN:
+        state = generator.get_state()
+        generator.manual_seed(key & (_MASK >> 1))
+        try:
+            yield
+        finally:
+            generator.set_state(state)
