@@ -1,7 +1,6 @@
 """Whoever dies, whenever, and comes back to its folder: the end is that of the undisturbed run, bit for bit."""
 
 import contextlib
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -42,10 +41,6 @@ from efvfl.network.participant import questions
 from efvfl.network.serve import Serving
 from efvfl.network.wire import MemoryWire, memory_pair
 from efvfl.packet import Message
-
-# Participants are threads here, and one run in about thirty hangs; with processes (test_chaos.py) none has so far. Till
-# that is understood: EFVFL_RECOVERY=1 make test.
-pytestmark = pytest.mark.skipif(not os.environ.get("EFVFL_RECOVERY"), reason="set EFVFL_RECOVERY=1 to run it")
 
 PARTIES = ("left", "right")
 MODES: dict[str, dict[str, Any]] = {
@@ -296,6 +291,15 @@ def test_a_party_that_was_away_at_the_end_hears_of_it_later(rows: Path, tmp_path
         network.join("left")
         network.finish()
         assert serving.finish() == set()
+
+
+def test_a_party_that_died_after_its_goodbye_is_told_again(rows: Path, tmp_path: Path) -> None:
+    with Network(small(rows), tmp_path, lives=2) as network:
+        first = network.run()
+        network.joinings["left"].member.journal.close()
+        network.join("left")
+        network.finish()
+        assert_same(first, network.outcome())
 
 
 def test_all_may_come_back_after_the_end_and_answer_questions(rows: Path, tmp_path: Path) -> None:

@@ -82,10 +82,16 @@ class MethodConfig:
 
 @dataclass(frozen=True)
 class OwnData:
-    """A party's own file of rows."""
+    """A party's own file of rows: arrays (.npz) or a table (.csv, .parquet, .arrow)."""
 
-    path: str  # .npz with `x`, `ids` and, where labels are shared, `y`; relative to this file
-    new: str = ""  # .npz with `x` and `ids`: rows that came later, to predict
+    path: str  # relative to this file; .npz with `x`, `ids` and, where labels are shared, `y`
+    new: str = ""  # the same for rows that came later, to predict; no labels are needed
+    id: str = ""  # table: the column that names the rows
+    label: str = ""  # table: the column to predict, at the label holder only
+    columns: tuple[str, ...] = ()  # table: those to use; empty: all that are left
+    leave_out: tuple[str, ...] = ()  # table: those not to use
+    types: dict[str, Literal["number", "category", "boolean", "date"]] = field(default_factory=dict)
+    categories: Literal["onehot", "embed"] = "onehot"  # table: how the model sees categories
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,9 @@ class Hub:
         self._finished = True
         self._advance()
         deadline = time.monotonic() + self.patience.linger
-        self._wait(lambda: self.saved >= set(self.names) or time.monotonic() > deadline)
+        while self._listen():  # a party that died after its BYE may be back: it is told again
+            pass
+        self._wait(lambda: (self.saved >= set(self.names) and not self.links) or time.monotonic() > deadline)
         return set(self.names) - self.saved
 
     def close(self) -> None:
@@ -269,18 +271,23 @@ class Hub:
                 raise Interrupted("stopped as asked: everything is saved, the same command goes on from here.")
             if time.monotonic() - self._looked >= self.patience.tick:
                 self._look_at_clock()
-            try:
-                link, item = self._events.get(timeout=self.patience.tick)
-            except queue.Empty:
-                continue
-            if item is None:
-                self._strangers.add(link)
-            elif isinstance(item, Frame):
-                link.room.release()
-                self._hear(link, item)
-            else:
-                self._drop(link, str(item))
+            self._listen(self.patience.tick)
         self.waited += time.monotonic() - began
+
+    def _listen(self, seconds: float = 0.0) -> bool:
+        """Deal with one thing that a wire heard; False if there was none in time."""
+        try:
+            link, item = self._events.get(timeout=seconds) if seconds else self._events.get_nowait()
+        except queue.Empty:
+            return False
+        if item is None:
+            self._strangers.add(link)
+        elif isinstance(item, Frame):
+            link.room.release()
+            self._hear(link, item)
+        else:
+            self._drop(link, str(item))
+        return True
 
     def _look_at_clock(self) -> None:
         now = self._looked = time.monotonic()
