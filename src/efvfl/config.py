@@ -21,12 +21,18 @@ Made = TypeVar("Made")
 class DataConfig:
     """Where the rows come from."""
 
-    name: str = "digits"  # one of `efvfl data list`, or "npz"
-    path: str = ""  # npz: the file, relative to this one
-    validation: float = 0.15  # digits and npz: shares of the rows; the others have splits of their own
+    name: str = "digits"  # one of `efvfl data list`, "npz" or "table"
+    path: str = ""  # npz and table: the file, relative to this one; of the labels alone, if parties have their own
+    validation: float = 0.15  # digits, npz and tables: shares of the rows; the others have splits of their own
     test: float = 0.15
     subset: int = 0  # so many training rows, chosen by seed; 0: all
     augment: bool = True  # CIFAR: random crops and flips
+    id: str = ""  # table of the labels: the column that names the rows
+    label: str = ""  # table of the labels: the column to predict
+    align: Literal["psi", "hash", "none"] = "psi"  # tables: how parties find the rows they share
+    id_format: tuple[Literal["strip", "case", "zeros"], ...] = ("strip",)  # what makes no difference between ids
+    duplicates: Literal["refuse", "first", "drop"] = "refuse"  # rows of one table with the same id
+    stratify: bool = False  # tables: every split has the same shares of classes
 
 
 @dataclass(frozen=True)
