@@ -31,8 +31,9 @@ from efvfl.network.faulty import Faults, FaultyWire
 from efvfl.network.grpc import dial, listen
 from efvfl.network.hub import Patience
 from efvfl.network.join import Joining, Waiting
-from efvfl.network.member import Limits, Member, Saving
+from efvfl.network.member import Member
 from efvfl.network.participant import Holding
+from efvfl.network.saving import Saving
 from efvfl.network.serve import Serving
 from efvfl.network.wire import Wire, memory_pair
 from efvfl.party import Party
@@ -225,15 +226,13 @@ def ready(config: RunConfig, name: str) -> Ready:
 
 def member(made: Ready, folder: Path) -> Member:
     """Start a party in its folder, or go on there."""
-    limits = next((p.limits for p in made.config.party if p.name == made.party.name), configs.LimitConfig())
-    network = made.config.network
     return Member(
         made.party,
         folder,
         made.about,
         participant.Answerer(made.party, made.holding),
-        Limits(limits.bytes, limits.steps, limits.rows),
-        Saving(network.save_steps, network.save_seconds),
+        made.config.of(made.party.name).limits,
+        Saving(made.config.network),
     )
 
 

@@ -37,6 +37,7 @@ from torch import Tensor
 
 from efvfl import checkpoint, config, observe
 from efvfl.cli import main
+from efvfl.config import NetworkConfig
 from efvfl.errors import CheckpointError, Interrupted, RefusedError
 from efvfl.experiment import load_data, make_federation
 from efvfl.network import certs, commands, journal, trail
@@ -44,7 +45,8 @@ from efvfl.network.frame import Frame, FrameKind, words
 from efvfl.network.grpc import dial, listen
 from efvfl.network.join import Joining
 from efvfl.network.journal import Journal
-from efvfl.network.member import Member, Saving
+from efvfl.network.member import Member
+from efvfl.network.saving import Saving
 from efvfl.network.trail import Trail
 from efvfl.network.wire import Wire
 from efvfl.packet import Kind, Message
@@ -686,7 +688,9 @@ def test_a_party_that_could_not_save_can_once_there_is_room(
 def test_a_server_that_cannot_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: str) -> None:
     """Its second checkpoint fails in the middle of a run; it goes on from the first one, and ends as it would have."""
     meeting = Meeting(tmp_path)
-    meeting.serving.saving = Saving(2, 1000.0)  # the others save when all is done: their disks are full at no time
+    meeting.serving.saving = Saving(
+        NetworkConfig(save_steps=2, save_seconds=1000.0)
+    )  # the others save when all is done: their disks are full at no time
     saved: list[bytes] = []
     save = meeting.serving.save
 

@@ -31,13 +31,13 @@ from network_case import (
 )
 
 from efvfl.checkpoint import load
-from efvfl.config import RunConfig
+from efvfl.config import LimitConfig, RunConfig
 from efvfl.errors import CheckpointError, Interrupted, LimitError, LinkError, ProtocolError, RefusedError
 from efvfl.network import participant
 from efvfl.network.frame import Frame, FrameKind, words
 from efvfl.network.join import Joining
-from efvfl.network.member import Limits, Member
-from efvfl.network.participant import questions
+from efvfl.network.member import Member
+from efvfl.network.participant import question
 from efvfl.network.serve import Serving
 from efvfl.network.wire import MemoryWire, memory_pair
 from efvfl.packet import Message
@@ -347,11 +347,11 @@ def alone(rows: Path, tmp_path: Path) -> Iterator[Callable[..., dict[str, Member
     """Makes members without a network, or makes them again in their folders."""
     made: list[Member] = []
 
-    def make(limits: Limits | None = None, **more: Any) -> dict[str, Member]:
+    def make(limits: LimitConfig | None = None, **more: Any) -> dict[str, Member]:
         run = small(rows, **more)
         members = {name: member(ready(run, name), tmp_path / name) for name in PARTIES}
         for one in members.values():
-            one.limits = limits or Limits()
+            one.limits = limits or LimitConfig()
         made.extend(members.values())
         return members
 
@@ -415,7 +415,7 @@ def test_a_limit_on_bytes_holds_to_the_byte(rows: Path, alone: Alone, tmp_path: 
         shutil.rmtree(tmp_path / "left")
         shutil.rmtree(tmp_path / "right")
         members, table = alone(), Table(small(rows))
-        members["left"].limits = Limits(bytes=allowed)
+        members["left"].limits = LimitConfig(bytes=allowed)
         table.step(members)
         table.step(members)
         if allowed == sum(sent):
@@ -428,7 +428,7 @@ def test_a_limit_on_bytes_holds_to_the_byte(rows: Path, alone: Alone, tmp_path: 
 
 
 def test_a_limit_on_steps_ends_before_the_next_report(rows: Path, alone: Alone) -> None:
-    members, table = alone(Limits(steps=2)), Table(small(rows))
+    members, table = alone(LimitConfig(steps=2)), Table(small(rows))
     table.step(members)
     table.step(members)
     with pytest.raises(LimitError, match="takes part in 2 steps"):
@@ -437,22 +437,22 @@ def test_a_limit_on_steps_ends_before_the_next_report(rows: Path, alone: Alone) 
 
 
 def ask(start: int, stop: int, number: int = 1) -> Frame:
-    question = questions(["left"], {"split": "train", "start": start, "stop": stop})["left"]
-    return Frame(FrameKind.ASK, number, 0, question)
+    asked = question({"split": "train", "start": start, "stop": stop})
+    return Frame(FrameKind.ASK, number, 0, asked)
 
 
 def test_a_limit_on_rows_outlives_a_crash(alone: Alone) -> None:
-    first = alone(Limits(rows=15))["left"]
+    first = alone(LimitConfig(rows=15))["left"]
     first.respond(ask(0, 10, 1))
     first.journal.close()
-    again = alone(Limits(rows=15))["left"]  # it was not saved otherwise
+    again = alone(LimitConfig(rows=15))["left"]  # it was not saved otherwise
     again.respond(ask(0, 5, 1))
     with pytest.raises(LimitError, match=r"16 rows .* allows 15"):
         again.respond(ask(5, 6, 2))
 
 
 def test_a_question_that_is_repeated_on_its_way_gives_no_more_rows(alone: Alone) -> None:
-    left = alone(Limits(rows=15))["left"]
+    left = alone(LimitConfig(rows=15))["left"]
     assert left.respond(ask(0, 10)) == left.respond(ask(0, 10))
     assert left.rows_given == 10
 

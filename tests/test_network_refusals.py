@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from efvfl import config as configs
-from efvfl.config import RunConfig
+from efvfl.config import LimitConfig, RunConfig
 from efvfl.errors import EfvflError, LimitError, LinkError, ProtocolError, RefusedError
 from efvfl.experiment import load_data, make_federation
 from efvfl.network import participant, terms
@@ -31,8 +31,9 @@ from efvfl.network.grpc import METHOD, dial, listen
 from efvfl.network.hub import Patience
 from efvfl.network.join import Joining, Waiting
 from efvfl.network.journal import Journal
-from efvfl.network.member import Limits, Member, Saving
+from efvfl.network.member import Member
 from efvfl.network.participant import CHUNK, Answerer, Holding, build_party, make_plan
+from efvfl.network.saving import Saving
 from efvfl.network.serve import Serving
 from efvfl.network.wire import Wire, memory_pair
 from efvfl.packet import DTYPES, Kind, Message, Packet
@@ -78,13 +79,13 @@ def own_copy(config: RunConfig, name: str) -> RunConfig:
 
 
 def make_member(
-    config: RunConfig, name: str, folder: Path, limits: Limits | None = None, data: Path = Path()
+    config: RunConfig, name: str, folder: Path, limits: LimitConfig | None = None, data: Path = Path()
 ) -> Member:
     config = own_copy(config, name)
     held = holding(config, name, data)
     party = build_party(config, make_plan(config, held), held, name)
     about = terms.about(config, name, held.names, held.trained_ids)
-    saving = Saving(config.network.save_steps, config.network.save_seconds)
+    saving = Saving(config.network)
     made = Member(party, folder, about, Answerer(party, held), limits, saving)
     _open.append(made.journal)
     return made
@@ -970,7 +971,7 @@ def test_a_party_keeps_its_limits(tmp_path: Path, script: list[Frame]) -> None:
         free.respond(frame)
     sent = free.ledger.total("up")
 
-    member = make_member(settings(), VICTIM, tmp_path / "bytes", Limits(bytes=sent))
+    member = make_member(settings(), VICTIM, tmp_path / "bytes", LimitConfig(bytes=sent))
     for frame in script[:2]:
         member.respond(frame)
     member.save()
@@ -983,7 +984,7 @@ def test_a_party_keeps_its_limits(tmp_path: Path, script: list[Frame]) -> None:
     again = make_member(settings(), VICTIM, tmp_path / "bytes")  # its owner allows more, and it goes on
     goes_on(again, script[2:])
 
-    member = make_member(settings(), VICTIM, tmp_path / "steps", Limits(steps=2))
+    member = make_member(settings(), VICTIM, tmp_path / "steps", LimitConfig(steps=2))
     for frame in script[:2]:
         member.respond(frame)
     before = frozen(snapshot(member))
@@ -993,7 +994,7 @@ def test_a_party_keeps_its_limits(tmp_path: Path, script: list[Frame]) -> None:
 
 
 def test_a_party_that_refuses_a_question_has_given_nothing(tmp_path: Path) -> None:
-    member = make_member(settings(), VICTIM, tmp_path / "rows", Limits(rows=10))
+    member = make_member(settings(), VICTIM, tmp_path / "rows", LimitConfig(rows=10))
     member.respond(ask(0, 8))
     before = frozen(snapshot(member))
     with pytest.raises(LimitError, match="of 11 rows are asked for in all, and the file of top-left allows 10"):

@@ -8,13 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from efvfl.config import NetworkConfig
 from efvfl.errors import ConfigError, LinkError, ProtocolError
 from efvfl.memory import ErrorFeedback
 from efvfl.network import participant, terms
 from efvfl.network.frame import Frame
 from efvfl.network.hub import Patience
 from efvfl.network.join import Joining
-from efvfl.network.member import Member, Saving
+from efvfl.network.member import Member
+from efvfl.network.saving import Saving
 from efvfl.network.serve import Serving
 from efvfl.network.wire import Wire, memory_pair
 from efvfl.packet import Kind, Message
@@ -65,7 +67,9 @@ def run(
         held = participant.hold(config, Path(), name)
         party = participant.build_party(config, participant.make_plan(config, held), held, name)
         about = terms.about(config, name, held.names, held.trained_ids)
-        member = Leaver(party, folder / name, about, participant.Answerer(party, held), None, Saving(2, 60))
+        member = Leaver(
+            party, folder / name, about, participant.Answerer(party, held), None, Saving(NetworkConfig(save_steps=2))
+        )
         member.gone = threading.Event()
         member.leaves_at = leaves_at if name == AWAY else -1
         members[name] = member

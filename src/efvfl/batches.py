@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -49,6 +49,9 @@ class Batches:
     size: int = 0  # rows in a batch; 0: all of them (full batch)
     seed: int = 0  # shared by all participants
     order: BatchOrder = "shuffle"
+    _last: dict[str, Any] = field(
+        default_factory=dict, repr=False, compare=False
+    )  # the rows of the last step asked for
 
     def __post_init__(self) -> None:
         """Refuse schedules without rows."""
@@ -68,9 +71,14 @@ class Batches:
         return 1 if self.full else -(-self.samples // self.size)
 
     def rows(self, step: int) -> Rows:
-        """Return the rows of a step, at a cost that does not depend on the number of samples."""
+        """Return the rows of a step, at a cost that does not depend on the number of samples; read them only."""
         if self.full:
             return ALL
+        if self._last.get("step") != step:  # a server asks once for every party
+            self._last.update(step=step, rows=self._rows(step))
+        return self._last["rows"]
+
+    def _rows(self, step: int) -> Tensor:
         if self.order == "independent":
             return torch.from_numpy(permutation(derive(self.seed, "batch", step), self.samples, 0, self.size))
         epoch, place = divmod(step, self.per_epoch)

@@ -12,7 +12,7 @@ from torch import Tensor
 from efvfl.batches import Rows, take
 from efvfl.compress import Compressor, Identity, decode
 from efvfl.errors import ProtocolError
-from efvfl.memory import ErrorFeedback, Memory
+from efvfl.memory import Direct, ErrorFeedback, Memory
 from efvfl.packet import Packet
 from efvfl.rng import at_step
 
@@ -53,6 +53,11 @@ class Channel:
         self.what = what
         self.seconds = 0.0  # spent in codecs
         self.paper_bits = 0  # the paper's count of what was sent, kept apart from the bytes really sent
+
+    @property
+    def exact(self) -> bool:
+        """Whether values go out as they are, and nothing is remembered of them."""
+        return isinstance(self.compressor, Identity) and isinstance(self.memory, Direct)
 
     def send(self, rows: Rows, value: Tensor, step: int) -> tuple[Packets, Tensor]:
         """Compress what the receiver does not know yet; return the packets and the surrogate both ends now hold."""

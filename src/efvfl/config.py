@@ -189,6 +189,10 @@ class RunConfig:
                 "agreement.fusion = 'compress' needs method.fusion, such as { name = 'topk', ratio = 0.1 }."
             )
 
+    def of(self, name: str) -> PartyConfig:
+        """Return what is special about a party; nothing, if the file does not mention it."""
+        return next((party for party in self.party if party.name == name), PartyConfig(name))
+
 
 def at_least(least: int, **values: int) -> None:
     """Refuse numbers below the least that makes sense."""

@@ -71,6 +71,9 @@ class AbsentError(EfvflError):
 class Interrupted(EfvflError):
     """Somebody asked us to stop."""
 
+    def __init__(self) -> None:
+        super().__init__("stopped as asked: everything is saved, the same command goes on from here.")
+
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """End of an error about an unknown word: the nearest known one, if any, and all the choices."""

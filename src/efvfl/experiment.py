@@ -51,12 +51,12 @@ def make_optimizer(table: dict[str, Any]) -> Optimizer:
 
 def model_config(config: RunConfig, name: str) -> ModelConfig:
     """Return what a party's local model is to be."""
-    return next((party.model for party in config.party if party.name == name and party.model), config.model)
+    return config.of(name).model or config.model
 
 
 def private_seed(config: RunConfig, name: str = "") -> int:
     """Return the seed of a party's, or the server's, initial parameters and noise: its own, or the shared one."""
-    own = next((p.private_seed for p in config.party if p.name == name), None) if name else config.private_seed
+    own = (config.of(name) if name else config).private_seed
     return config.seed if own is None else own
 
 

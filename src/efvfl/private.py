@@ -90,8 +90,17 @@ class PrivateAnswer:
         """Return the cotangent of every party, given the derivative by the combined representation."""
         assert fused.slope is not None, "the server has run its backward pass"
         cotangents = self._protected(self.fusion.cotangents(fused.slope, self.widths), step)
+        shared: dict[int, Packets] = {}  # of cotangents that go out as they are: for a sum or mean all are the same one
+
+        def packets(channel: Channel, part: Tensor) -> Packets:
+            if not channel.exact:
+                return channel.send(rows, part, step)[0]
+            if id(part) not in shared:
+                shared[id(part)] = channel.send(rows, part, step)[0]
+            return shared[id(part)]
+
         return [
-            None if reply is None else Message(Kind.COTANGENT, step, {k: channel.send(rows, part, step)[0]}, hold)
+            None if reply is None else Message(Kind.COTANGENT, step, {k: packets(channel, part)}, hold)
             for k, (channel, part, reply) in enumerate(zip(self.channels, cotangents, replies, strict=True), start=1)
         ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -37,6 +38,15 @@ class Answer(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what was saved."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What the server keeps between its answer and its own update."""
+
+    step: int
+    combined: Tensor  # shape (batch, width)
+    targets: Tensor
 
 
 class Server:
@@ -77,6 +87,7 @@ class Server:
         self.visits = [torch.zeros(batches.samples, dtype=torch.bool) for _ in names] if stale else []
         self.away: dict[str, int] = {}
         self.step_number = 0
+        self._fused: _Step | None = None  # what was answered and not yet learnt from
         self.surrogate_loss = float("nan")  # of the last step
 
     def begin(self) -> dict[str, Message]:
@@ -85,6 +96,12 @@ class Server:
 
     def step(self, replies: Mapping[str, Message], hold: bool = False) -> dict[str, Message]:
         """Absorb the reports, update x0 and answer. With `hold`, parties learn but do not report again yet."""
+        messages = self.respond(replies, hold)
+        self.learn()
+        return messages
+
+    def respond(self, replies: Mapping[str, Message], hold: bool = False) -> dict[str, Message]:
+        """Absorb the reports and answer; `learn` must follow, and may do so while the answers travel."""
         step, rows = self.step_number, self.batches.rows(self.step_number)
         reports = self._checked(replies)
         # Whatever can be refused is refused before anything is absorbed: then the same step can be tried again.
@@ -94,23 +111,32 @@ class Server:
         kept = self._kept(reports, rows)
         combined, targets = (values, targets) if kept is None else (values[kept], targets[kept])
         combined.requires_grad_(self.answer.needs_cotangent)
-        messages: list[Message | None] = []
-        for turn in range(self.local_steps):
-            self.block.zero_grad()
-            if len(targets):
-                loss = head_loss(self.fusion, combined, targets, self.loss, derive(self.key, step, turn))
-                if loss.requires_grad:
-                    loss.backward()  # type: ignore[no-untyped-call]
-                if turn == 0:
-                    self.surrogate_loss = float(loss.detach())
-            if turn == 0:
-                fused = Fused(values.detach(), _spread(combined.grad, kept, values))
-                messages = self.answer.messages(step, rows, reports, fused, hold)
-            if len(targets):
-                self.block.update()
-        self.block.end_step(step)
+        self._fused = _Step(step, combined, targets)
+        if len(targets):
+            self.surrogate_loss = float(self._backward(self._fused, 0))
+        fused = Fused(values.detach(), _spread(combined.grad, kept, values))
+        messages = self.answer.messages(step, rows, reports, fused, hold)
         self.step_number += 1
         return {name: message for name, message in zip(self.names, messages, strict=True) if message}
+
+    def learn(self) -> None:
+        """Update x0, once or local_steps times, on the batch that was answered; nothing if that is done."""
+        if self._fused is None:
+            return
+        for turn in range(self.local_steps if len(self._fused.targets) else 0):
+            if turn > 0:
+                self._backward(self._fused, turn)
+            self.block.update()
+        self.block.end_step(self._fused.step)
+        self._fused = None
+
+    def _backward(self, batch: _Step, turn: int) -> Tensor:
+        self.block.zero_grad()
+        key = derive(self.key, batch.step, turn)
+        loss = head_loss(self.fusion, batch.combined, batch.targets, self.loss, key)
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def leave(self, name: str) -> None:
         """Go on without a party. If it has reported on the current step, that report is not taken."""

@@ -30,7 +30,8 @@ from efvfl.network.grpc import dial, listen
 from efvfl.network.hub import Patience
 from efvfl.network.join import Joining, Waiting
 from efvfl.network.lock import Lock
-from efvfl.network.member import Limits, Member, Saving
+from efvfl.network.member import Member
+from efvfl.network.saving import Saving
 from efvfl.network.serve import Serving
 from efvfl.network.status import Status
 
@@ -66,14 +67,8 @@ def make_certs(options: argparse.Namespace, config: RunConfig, console: Console)
     made = certs.make(options.out, [certs.SERVER, *names], options.days)
     for path in made:
         console.print(f"made {path}", soft_wrap=True, highlight=False)
-    text = (
-        "Nothing was missing."
-        if not made
-        else (
-            f"Give each party its NAME.key and NAME.crt, and {options.out / 'ca.crt'}, by a way you trust; keep ca.key."
-        )
-    )
-    console.print(text, soft_wrap=True, highlight=False)
+    text = f"Give each party its NAME.key and NAME.crt, and {options.out / 'ca.crt'}, by a way you trust; keep ca.key."
+    console.print(text if made else "Nothing was missing.", soft_wrap=True, highlight=False)
 
 
 def _identity(options: argparse.Namespace, name: str) -> certs.Identity | None:
@@ -121,14 +116,14 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console, stack
     plan = participant.make_plan(config, holding)
     party = participant.build_party(config, plan, holding, name)
     stack.callback(Lock(_folder(options, name)).release)
-    network, own = config.network, next((p for p in config.party if p.name == name), None)
+    network = config.network
     member = Member(
         party,
         _folder(options, name),
         terms.about(config, name, holding.names, holding.trained_ids),
         participant.Answerer(party, holding),
-        Limits(own.limits.bytes, own.limits.steps, own.limits.rows) if own else None,
-        Saving(network.save_steps, network.save_seconds),
+        config.of(name).limits,
+        Saving(network),
     )
     stack.callback(member.journal.close)
     written = trail.Trail(member.folder)
@@ -162,8 +157,7 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console, stack
 
 
 def _warn_of_seed(config: RunConfig, name: str = "") -> None:
-    own = config.private_seed if not name else next((p.private_seed for p in config.party if p.name == name), None)
-    if own is None:
+    if (config.of(name) if name else config).private_seed is None:
         log.warning(
             "no private_seed is set for %s: its initial parameters and noise follow from the shared seed, which the "
             "others know. Set it in your own copy of the file.",
@@ -176,8 +170,7 @@ def serve(options: argparse.Namespace, config: RunConfig, console: Console, stac
     holding = participant.hold(config, options.file.parent, "")
     identity = _identity(options, certs.SERVER)
     _warn_of_seed(config)
-    if options.command == "predict":
-        _wanted(options, holding)
+    wanted = _wanted(options, holding) if options.command == "predict" else []
     folder, network = _folder(options, certs.SERVER), config.network
     if config.protect.on and config.private_seed is None:
         raise ConfigError("[protect] is on, but its noise would follow from the shared seed: set private_seed.")
@@ -219,7 +212,7 @@ def serve(options: argparse.Namespace, config: RunConfig, console: Console, stac
     status.say(f"Listening on {address.rsplit(':', 1)[0]}:{port} for {', '.join(hub.names)}.", port=port)
     with _stops(hub.stopping):
         if options.command == "predict":
-            _predict(options, serving, status)
+            _predict(options, wanted, serving, status)
         else:
             _train(serving, status)
         for name in sorted(serving.finish()):
@@ -257,8 +250,7 @@ def _wanted(options: argparse.Namespace, holding: participant.Holding) -> list[s
     return ids
 
 
-def _predict(options: argparse.Namespace, serving: Serving, status: Status) -> None:
-    ids = _wanted(options, serving.holding)
+def _predict(options: argparse.Namespace, ids: list[str], serving: Serving, status: Status) -> None:
     output = serving.predict_split(options.split) if options.split else serving.predict(ids)
     write_predictions(options.out, ids, output, serving.server.loss.name)
     status.say(f"Predictions of {len(ids):,} rows: {options.out}")

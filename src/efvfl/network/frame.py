@@ -36,6 +36,9 @@ class FrameKind(IntEnum):
     BYE = 9  # party: saved, and gone
 
 
+_KINDS = frozenset(FrameKind)
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One unit of a link."""
@@ -58,7 +61,7 @@ class Frame:
         if zlib.crc32(memoryview(data)[4:]) != expected:
             raise WireError("a frame's checksum is wrong: it was altered or cut on its way.")
         code = reader.byte("a frame's kind")
-        if code not in set(FrameKind):
+        if code not in _KINDS:
             raise WireError(f"frame kind {code} came, but only 1 to {max(FrameKind)} exist.")
         first, durable = reader.number("a frame's number"), reader.number("a frame's durable mark")
         return cls(FrameKind(code), first, durable, data[reader.place :])

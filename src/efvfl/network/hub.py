@@ -94,7 +94,7 @@ class Hub:
         self.on_tick: Callable[[], None] = lambda: None
         self._strangers: set[Link] = set()
         # Not a SimpleQueue: its timeout can be lost when a signal handler runs meanwhile (seen with Python 3.11).
-        self._events: queue.Queue[tuple[Link, Frame | EfvflError | None]] = queue.Queue()
+        self._events: queue.Queue[tuple[Link, Frame | EfvflError | None] | None] = queue.Queue()
         self._looked = 0.0
         self._bytes: dict[str, bytes] = {}  # the request that is out, by party
         self._messages: dict[str, Message] = {}
@@ -129,11 +129,6 @@ class Hub:
     def stage(self, messages: Mapping[str, Message]) -> None:
         """Put the next request in the log, or see that it is the one that is there since before a restart."""
         self.journal.append(self.number, pack(messages))
-
-    def exchange(self, messages: Mapping[str, Message]) -> dict[str, Message]:
-        """Send every party its message, and return all answers."""
-        self.send(messages)
-        return self.collect()
 
     def send(self, messages: Mapping[str, Message]) -> None:
         """Send every party its message. The log has them before they leave."""
@@ -193,15 +188,31 @@ class Hub:
         return [link.name for link in links if link.waiting is None and link.position > self.left[link.name]]
 
     def ask(
-        self, questions: Mapping[str, bytes], check: Callable[[str, bytes], None] = lambda name, answer: None
+        self,
+        questions: Mapping[str, bytes],
+        check: Callable[[str, bytes], None] = lambda name, answer: None,
+        over: Callable[[], bool] = lambda: False,
     ) -> dict[str, bytes]:
-        """Ask parties something that changes nothing; return their answers, without those of parties that are away."""
+        """Ask parties something that changes nothing; return their answers, without those of parties that are away.
+
+        `check` refuses an answer by raising. Once `over`, answers that are still to come are not waited for.
+        """
         self._question, self._answers, self._check_answer = dict(questions), {}, check
         self._asked += 1
         self._advance()
-        self._wait(lambda: not (open_ := set(self._question) - set(self._answers)) or self._gone(open_))
+        self._wait(lambda: not (open_ := set(self._question) - set(self._answers)) or self._gone(open_) or over())
         self._question = {}
         return dict(self._answers)
+
+    def idle(self, done: Callable[[], bool]) -> None:
+        """Hear parties that come and go while there is nothing to ask them, until `done`."""
+        before = self.waited
+        self._wait(done)
+        self.waited = before  # no party kept us waiting
+
+    def wake(self) -> None:
+        """Have whoever waits look at once whether it is done; for other threads."""
+        self._events.put(None)
 
     def finish(self) -> set[str]:
         """Tell the parties that all is done and wait until they have saved; return those that did not."""
@@ -268,7 +279,7 @@ class Hub:
         began = time.monotonic()
         while not done():
             if self.stopping.is_set():
-                raise Interrupted("stopped as asked: everything is saved, the same command goes on from here.")
+                raise Interrupted
             if time.monotonic() - self._looked >= self.patience.tick:
                 self._look_at_clock()
             self._listen(self.patience.tick)
@@ -277,9 +288,12 @@ class Hub:
     def _listen(self, seconds: float = 0.0) -> bool:
         """Deal with one thing that a wire heard; False if there was none in time."""
         try:
-            link, item = self._events.get(timeout=seconds) if seconds else self._events.get_nowait()
+            event = self._events.get(timeout=seconds) if seconds else self._events.get_nowait()
         except queue.Empty:
             return False
+        if event is None:
+            return True
+        link, item = event
         if item is None:
             self._strangers.add(link)
         elif isinstance(item, Frame):

@@ -84,7 +84,7 @@ class Joining:
 
     def _leave(self) -> None:
         self.member.save()
-        raise Interrupted("stopped as asked: everything is saved, the same command goes on from here.")
+        raise Interrupted
 
     def _send(self, wire: Wire, frame: Frame) -> None:
         wire.send(frame.to_bytes())

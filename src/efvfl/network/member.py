@@ -8,34 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from efvfl import checkpoint
-from efvfl.errors import CheckpointError, LimitError, ProtocolError, WireError
+from efvfl.config import LimitConfig
+from efvfl.errors import LimitError, ProtocolError, WireError
 from efvfl.ledger import Ledger
 from efvfl.network.frame import Frame, FrameKind, words
 from efvfl.network.journal import Journal
+from efvfl.network.saving import Saving, load_own
 from efvfl.packet import Kind, Message
 from efvfl.party import Party
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a party is ready to do; 0: no limit."""
-
-    bytes: int = 0  # training bytes it sends
-    steps: int = 0
-    rows: int = 0  # whose exact representation it gives, to evaluate or predict
-
-
-@dataclass(frozen=True)
-class Saving:
-    """How often a participant saves itself."""
-
-    steps: int = 1000
-    seconds: float = 60.0
 
 
 class Member:
@@ -47,7 +31,7 @@ class Member:
         folder: Path,
         about: dict[str, Any],
         represent: Callable[[bytes], tuple[int, bytes]],
-        limits: Limits | None = None,
+        limits: LimitConfig | None = None,
         saving: Saving | None = None,
     ) -> None:
         """Go on from what the folder holds, or start.
@@ -58,7 +42,7 @@ class Member:
         self.folder = folder
         self.about = about
         self.represent = represent
-        self.limits = limits or Limits()
+        self.limits = limits or LimitConfig()
         self.saving = saving or Saving()
         self.journal = Journal(folder / "log")
         self.ledger = Ledger()
@@ -70,7 +54,6 @@ class Member:
         self._settled = 0  # this link's server has saved all requests below this one
         self._given = b""
         self.seconds = 0.0  # of computing
-        self._saved = time.monotonic()
         if self.path.exists():
             self._load()
 
@@ -80,13 +63,7 @@ class Member:
         return self.folder / "checkpoint.safetensors"
 
     def _load(self) -> None:
-        state = checkpoint.load(self.path)
-        if state.get("about") != self.about:
-            changed = [key for key in self.about if state.get("about", {}).get(key) != self.about[key]]
-            raise CheckpointError(
-                f"{self.path} was made with other settings or rows ({', '.join(changed)}): restore them, or start anew "
-                "in an empty folder together with the others."
-            )
+        state = load_own(self.path, self.about)
         self.party.load_state_dict(state["party"])
         self.ledger.load_state_dict(state["ledger"])
         self.handled = self.durable = int(state["handled"])
@@ -106,12 +83,12 @@ class Member:
         }
         checkpoint.save(self.path, state)
         self.durable = self.handled
-        self._saved = time.monotonic()
+        self.saving.done()
 
     def save_if_due(self) -> None:
         """Save after so many steps or seconds; called when the answer is on its way, while the server computes."""
         steps = self.handled - self.durable
-        if steps and (steps >= self.saving.steps or time.monotonic() - self._saved >= self.saving.seconds):
+        if steps and self.saving.due(steps):
             self.save()
 
     def hello(self) -> Frame:
@@ -158,8 +135,7 @@ class Member:
             raise ProtocolError(f"request {frame.number} cannot be read: {error}") from error
         body = reply.to_bytes()
         self.seconds += time.perf_counter() - started
-        sent = self.ledger.total("up") + len(body)
-        if self.limits.bytes and sent > self.limits.bytes:
+        if self.limits.bytes and (sent := self.ledger.total("up") + len(body)) > self.limits.bytes:
             raise LimitError(
                 f"the answer to request {frame.number} would bring what {self.party.name} sent to {sent:,} bytes, and "
                 f"its own file allows {self.limits.bytes:,}."

@@ -82,7 +82,7 @@ def hold(config: RunConfig, folder: Path, name: str) -> Holding:
 
 def _own_files(config: RunConfig, folder: Path, name: str, party: str) -> Holding:
     names = [p.name for p in config.party]
-    own = next((p.data for p in config.party if p.name == party), None)
+    own = config.of(party).data
     if party and own is None:
         known = f" {nearest(party, names)}" if party not in names else ""
         raise ConfigError(
@@ -180,7 +180,7 @@ class Answerer:
         self.places = {i: (split, n) for split, ids in holding.ids.items() for n, i in enumerate(ids)}
 
     def __call__(self, question: bytes) -> tuple[int, bytes]:
-        """Return how many rows are given, and the answer: 0 and a packet, or 1 and what is wrong."""
+        """Return how many rows are given, and the answer: 0 and a packet, or 1, what is wrong and where."""
         if len(question) > MAX_QUESTION:
             raise ProtocolError(f"a question of {len(question):,} bytes came, at most {MAX_QUESTION:,} are expected.")
         try:
@@ -190,7 +190,9 @@ class Answerer:
         try:
             rows = self._rows(table)
         except DataError as error:  # which ids a party does not hold is an answer too, and counts as one
-            return len(table.get("ids", ())), b"\x01" + str(error).encode()
+            ids = table.get("ids", ())
+            places = [place for place, i in enumerate(ids) if i not in self.places]
+            return len(ids), b"\x01" + str(error).encode() + b"\x00" + json.dumps(places).encode()
         h = observe.represent(self.party.block.module, rows)
         return len(h), b"\x00" + send_exactly(h)[0].to_bytes()
 
@@ -213,15 +215,29 @@ class Answerer:
 def read_answer(name: str, answer: bytes, rows: int, width: int) -> Tensor:
     """Return the representations in an answer."""
     if answer[:1] == b"\x01":
-        raise DataError(answer[1:2001].decode(errors="replace"))
+        raise DataError(answer[1:2001].partition(b"\x00")[0].decode(errors="replace"))
     if answer[:1] != b"\x00":
         raise ProtocolError(f"{name} sent an answer that is none.")
     return unpack(Packet.from_bytes(answer[1:]), (rows, width), torch.float32, f"{name}'s representations")
 
 
-def questions(names: list[str], table: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the same question for all."""
-    return dict.fromkeys(names, json.dumps(table).encode())
+def lacking(name: str, answer: bytes, rows: int) -> list[int]:
+    """Return the places of the ids that a party says it lacks, of `rows` asked for; none if it has them all."""
+    if answer[:1] != b"\x01":
+        return []
+    text = answer.partition(b"\x00")[2]
+    try:
+        places = json.loads(text) if len(text) <= 8 * rows else None
+    except (ValueError, RecursionError):
+        places = None
+    if not (isinstance(places, list) and places and all(type(n) is int and 0 <= n < rows for n in places)):
+        raise ProtocolError(f"{name} lacks ids, but does not say which of the {rows:,} it was asked for.")
+    return places
+
+
+def question(table: Mapping[str, Any]) -> bytes:
+    """Return a question as it is sent."""
+    return json.dumps(table).encode()
 
 
 def frame_limit(plan: Plan) -> int:

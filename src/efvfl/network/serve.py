@@ -14,13 +14,12 @@ from torch import Tensor
 
 from efvfl import checkpoint, observe
 from efvfl.config import RunConfig
-from efvfl.errors import AbsentError, CheckpointError, DataError, Interrupted, ProtocolError
+from efvfl.errors import AbsentError, DataError, Interrupted, ProtocolError
 from efvfl.ledger import Ledger
 from efvfl.network import terms
 from efvfl.network.frame import Frame, unpack
 from efvfl.network.hub import Hub, Patience
 from efvfl.network.journal import Journal
-from efvfl.network.member import Saving
 from efvfl.network.participant import (
     CHUNK,
     Answerer,
@@ -28,9 +27,10 @@ from efvfl.network.participant import (
     build_party,
     build_server,
     make_plan,
-    questions,
+    question,
     read_answer,
 )
+from efvfl.network.saving import Saving, load_own
 from efvfl.packet import Message
 from efvfl.train import Record
 
@@ -56,7 +56,7 @@ class Serving:
         self.party = build_party(config, self.plan, holding, here) if here else None  # the label holder's own columns
         self.answerer = Answerer(self.party, holding) if self.party else None
         self.about = terms.about(config, "", holding.names, holding.trained_ids)
-        self.saving = Saving(config.network.save_steps, config.network.save_seconds)
+        self.saving = Saving(config.network)
         self.ledger = Ledger()
         self.journal = Journal(folder / "log")
         self.hub = Hub(
@@ -76,7 +76,6 @@ class Serving:
         self._absences: dict[str, list[list[int]]] = {}  # since the last record
         self._pending: dict[str, Message] = {}  # the request that is out
         self._observing = False  # it has been answered, and parties hold
-        self._saved = time.monotonic()
         if self.path.exists():
             self._load()
 
@@ -104,13 +103,7 @@ class Serving:
         self.server.check(name, reply, self._pending[name].hold)
 
     def _load(self) -> None:
-        state = checkpoint.load(self.path)
-        if state.get("about") != self.about:
-            changed = [key for key in self.about if state.get("about", {}).get(key) != self.about[key]]
-            raise CheckpointError(
-                f"{self.path} was made with other settings or rows ({', '.join(changed)}): restore them, or start anew "
-                "in an empty folder together with the others."
-            )
+        state = load_own(self.path, self.about)
         self.server.load_state_dict(state["server"])
         if self.party:
             self.party.load_state_dict(state["party"])
@@ -131,6 +124,7 @@ class Serving:
 
     def save(self) -> None:
         """Leave everything on disk that is needed to go on."""
+        self._learn()
         self.journal.settle()
         state = {
             "about": self.about,
@@ -150,12 +144,7 @@ class Serving:
         }
         checkpoint.save(self.path, state)
         self.hub.durable = self.hub.number
-        self._saved = time.monotonic()
-
-    def _save_if_due(self) -> None:
-        steps = self.hub.number - self.hub.durable
-        if steps >= self.saving.steps or time.monotonic() - self._saved >= self.saving.seconds:
-            self.save()
+        self.saving.done()
 
     def _stage(self, messages: dict[str, Message]) -> None:
         """Make these the next request, to which those are added who are back after having been away."""
@@ -169,7 +158,7 @@ class Serving:
         try:
             while not self.finished:
                 if self.hub.stopping.is_set():
-                    raise Interrupted("stopped as asked: everything is saved, the same command goes on from here.")
+                    raise Interrupted
                 record = self.advance()
                 if record:
                     yield record
@@ -182,7 +171,6 @@ class Serving:
         """Have the request that is out answered, and make the next one; return a record if one was due."""
         if not self._pending and not self._observing:
             self._stage(self.server.begin())
-        self._save_if_due()
         replies = {} if self._observing else self._exchange(self._pending)
         for name in set(self._pending) - set(replies) if not self._observing else ():
             self.server.leave(name)
@@ -208,8 +196,11 @@ class Serving:
                 spans.append([step, step])
 
     def _exchange(self, messages: Mapping[str, Message]) -> dict[str, Message]:
-        """Let the parties answer; the label holder's own does so while the others are at it."""
+        """Let the parties answer; while they are at it the server learns and saves, and the label holder's own does."""
         self.hub.send({name: message for name, message in messages.items() if name in self.hub.names})
+        self._learn()
+        if self.saving.due(self.hub.number - self.hub.durable):
+            self.save()
         own: dict[str, Message] = {}
         if self.party:
             started = time.perf_counter()
@@ -223,12 +214,17 @@ class Serving:
         ends = done % per_epoch == 0
         observed = ends and (done // per_epoch % self.config.observe_every == 0 or done == self.steps)
         started = time.perf_counter()
-        messages = self.server.step(replies, hold=observed)
+        messages = self.server.respond(replies, hold=observed)
         self.seconds += time.perf_counter() - started
         self._losses.append(self.server.surrogate_loss)
         if ends and not observed:
             self._losses = []
         return messages
+
+    def _learn(self) -> None:
+        started = time.perf_counter()
+        self.server.learn()
+        self.seconds += time.perf_counter() - started
 
     def _observe(self) -> Record:
         """Measure where training stands, as far as one can without seeing the parties' rows."""
@@ -271,24 +267,21 @@ class Serving:
         parts = [ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK)]
         return torch.cat([self._output({"ids": part}, len(part)) for part in parts])
 
-    def _output(self, question: dict[str, Any], rows: int) -> Tensor:
-        asked, widths = (
-            questions(self.hub.names, question),
-            dict(zip(self.holding.names, self.plan.widths, strict=True)),
-        )
+    def _output(self, table: dict[str, Any], rows: int) -> Tensor:
+        asked, widths = question(table), dict(zip(self.holding.names, self.plan.widths, strict=True))
 
         def check(name: str, answer: bytes) -> None:
             try:
                 read_answer(name, answer, rows, widths[name])
             except DataError as error:
-                if "ids" not in question:  # rows that all hold, or they would not be here
+                if "ids" not in table:  # rows that all hold, or they would not be here
                     raise ProtocolError(f"{name} does not represent rows that it holds: {error}") from error
 
-        answers = self.hub.ask(asked, check)
-        if absent := sorted(set(asked) - set(answers)):
+        answers = self.hub.ask(dict.fromkeys(self.hub.names, asked), check)
+        if absent := sorted(set(self.hub.names) - set(answers)):
             raise AbsentError(f"{', '.join(absent)} cannot be asked now: prediction needs all parties.")
         if self.party and self.answerer:
-            answers[self.party.name] = self.answerer(next(iter(questions([""], question).values())))[1]
+            answers[self.party.name] = self.answerer(asked)[1]
         fusion = self.server.fusion
         parts = [read_answer(name, answers[name], rows, width) for name, width in widths.items()]
         with torch.no_grad(), observe.evaluating([fusion]):

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from efvfl.errors import CheckpointError, ConfigError, WireError
 from efvfl.network.frame import PIECE, Frame, FrameKind
-from efvfl.packet import Kind, Reader
+from efvfl.packet import Kind, Reader, number
 
 FILE = "ledger.jsonl"
 
@@ -63,7 +63,7 @@ class Trail:
 
     def wrote(self, peer: str, direction: str, frame: Frame) -> None:
         """Put down a frame."""
-        size = len(frame.body) + 4 + 1 + _length(frame.number) + _length(frame.durable)
+        size = len(frame.body) + 4 + 1 + len(number(frame.number)) + len(number(frame.durable))
         size += max(1, -(-size // PIECE))
         self.totals[direction] += size
         kind, step = _kind_and_step(frame)
@@ -77,10 +77,6 @@ class Trail:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _length(number: int) -> int:
-    return max(1, -(-number.bit_length() // 7))
 
 
 def _kind_and_step(frame: Frame) -> tuple[str, int | None]:
