@@ -25,9 +25,9 @@ from efvfl import config as configs
 from efvfl.config import RunConfig
 from efvfl.network import certs, participant, terms
 from efvfl.network.grpc import dial, listen
+from efvfl.network.holding import Holding
 from efvfl.network.join import Joining
 from efvfl.network.member import Member
-from efvfl.network.participant import Holding
 from efvfl.network.serve import Serving
 
 NAMES = ["a", "b", "c", "d"]

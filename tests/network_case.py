@@ -29,10 +29,10 @@ from efvfl.ledger import Ledger
 from efvfl.network import certs, participant, terms
 from efvfl.network.faulty import Faults, FaultyWire
 from efvfl.network.grpc import dial, listen
+from efvfl.network.holding import Holding
 from efvfl.network.hub import Patience
 from efvfl.network.join import Joining, Waiting
 from efvfl.network.member import Member
-from efvfl.network.participant import Holding
 from efvfl.network.saving import Saving
 from efvfl.network.serve import Serving
 from efvfl.network.wire import Wire, memory_pair

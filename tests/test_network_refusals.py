@@ -28,11 +28,12 @@ from efvfl.experiment import load_data, make_federation
 from efvfl.network import participant, terms
 from efvfl.network.frame import MAX_WORDS, PIECE, Frame, FrameKind, words
 from efvfl.network.grpc import METHOD, dial, listen
+from efvfl.network.holding import Holding
 from efvfl.network.hub import Patience
 from efvfl.network.join import Joining, Waiting
 from efvfl.network.journal import Journal
 from efvfl.network.member import Member
-from efvfl.network.participant import CHUNK, Answerer, Holding, build_party, make_plan
+from efvfl.network.participant import CHUNK, Answerer, build_party, make_plan
 from efvfl.network.saving import Saving
 from efvfl.network.serve import Serving
 from efvfl.network.wire import Wire, memory_pair

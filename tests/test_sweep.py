@@ -13,7 +13,7 @@ import pytest
 
 from efvfl import sweep as sweeps
 from efvfl.cli import main
-from efvfl.errors import ConfigError
+from efvfl.errors import CompressionError, ConfigError
 from efvfl.runner import Result, run_all, run_job
 from efvfl.sweep import Job, Sweep, changed, load, parse, tasks
 from efvfl.tables import Score, collect, communication, differs, markdown, paper_scores, rows_of, score, totals
@@ -177,6 +177,14 @@ def test_a_failing_run_stops_the_sweep_with_its_own_error(small: Sweep, tmp_path
     jobs = changed(small, epochs=1, data="mnistt").jobs()
     with pytest.raises(ConfigError, match="Did you mean 'mnist'"):
         run_all(jobs, tmp_path, workers=1)
+
+
+def test_a_run_that_diverges_does_not_take_the_others_with_it(small: Sweep, tmp_path: Path) -> None:
+    first, *others = changed(small, epochs=2).jobs()
+    wild = replace(first, config=replace(first.config, optimizer={"name": "SGD", "lr": float("inf")}))
+    with pytest.raises(CompressionError, match=rf"1 of 4 runs diverged(?s:.)*{first.cell}, seed 0: .*only finite"):
+        run_all([wild, *others], tmp_path, workers=1)
+    assert {path.name for path in tmp_path.glob("*.json")} == {job.file for job in others}
 
 
 def test_killing_a_sweep_and_starting_it_again_changes_no_result(tmp_path: Path) -> None:

@@ -7,83 +7,21 @@ Everything goes to FOLDER (runs/two_banks). Ctrl-C stops all processes; the same
 
 import argparse
 import csv
-import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
 from make_data import make_data
 
+sys.path.append(str(Path(__file__).parent.parent))
+from processes import EFVFL, Processes, free_port, own_copy
+
 HERE = Path(__file__).parent
 BANKS = ("bank_a", "bank_b")
 PEOPLE = ("server", *BANKS)
-EFVFL = (sys.executable, "-m", "efvfl")
-
-
-class Processes:
-    """The processes that run; none of them outlives this one's end."""
-
-    def __init__(self) -> None:
-        self.running: dict[str, subprocess.Popen[str]] = {}
-        self.readers: list[threading.Thread] = []
-
-    def start(self, name: str, folder: Path, *words: str) -> None:
-        """Start `efvfl` in a participant's folder; what it prints appears behind its name."""
-        print(f"{name:6} $ efvfl {' '.join(words)}", flush=True)
-        process = subprocess.Popen(
-            [*EFVFL, *words],
-            cwd=folder,
-            env=os.environ | {"COLUMNS": "110"},  # the width of what it prints
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,  # Ctrl-C reaches this script alone, which then asks each process once
-        )
-        self.running[name] = process
-        self.readers.append(threading.Thread(target=show, args=(name, process), daemon=True))
-        self.readers[-1].start()
-
-    def wait(self, name: str) -> None:
-        """Wait for a process; the others stop with it if it fails."""
-        code = self.running[name].wait()
-        if code != 0:
-            sys.exit(f"{name} ended with exit code {code}.")
-
-    def stop(self, grace: float) -> None:
-        """Let the processes end by themselves for so many seconds, then ask them to, then end them."""
-        self._wait(grace)
-        for process in self.running.values():
-            process.terminate()  # they finish their step and save
-        self._wait(20.0)
-        for process in self.running.values():
-            process.kill()
-        for reader in self.readers:
-            reader.join()
-        self.running, self.readers = {}, []
-
-    def _wait(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and any(process.poll() is None for process in self.running.values()):
-            time.sleep(0.05)
-
-
-def show(name: str, process: subprocess.Popen[str]) -> None:
-    """Print a process's lines behind its name."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        print(f"{name:6} | {line}", end="", flush=True)
-
-
-def own_copy(text: str, name: str) -> str:
-    """Return a participant's copy of the federation file: without the lines that are others' own."""
-    lines = text.splitlines(keepends=True)
-    return "".join(line for line in lines if "# own: " not in line or f"# own: {name}" in line)
 
 
 def prepare(folder: Path) -> None:
@@ -99,13 +37,6 @@ def prepare(folder: Path) -> None:
         shutil.copy(rows["labels" if name == "server" else name], own)
         for file in ("ca.crt", f"{name}.crt", f"{name}.key"):
             shutil.copy(folder / "ca" / file, own / "certs")  # with its mode: a key is its owner's alone
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def together(processes: Processes, folder: Path, *words: str) -> None:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from efvfl.block import Optimizer
     from efvfl.compress import QSGD, Cast, Compressor, Identity, RandK, Sign, TopK, TopKQSGD
     from efvfl.errors import EfvflError
+    from efvfl.estimators import VerticalClassifier, VerticalRegressor
     from efvfl.local import federate
     from efvfl.losses import Loss
     from efvfl.methods import Agreement, Link, Method, cvfl, efvfl, svfl
@@ -24,6 +25,7 @@ _HOMES = {
     "block": ("Optimizer",),
     "compress": ("QSGD", "Cast", "Compressor", "Identity", "RandK", "Sign", "TopK", "TopKQSGD"),
     "errors": ("EfvflError",),
+    "estimators": ("VerticalClassifier", "VerticalRegressor"),
     "local": ("federate",),
     "losses": ("Loss",),
     "methods": ("Agreement", "Link", "Method", "cvfl", "efvfl", "svfl"),
@@ -56,6 +58,8 @@ __all__ = [
     "Sign",
     "TopK",
     "TopKQSGD",
+    "VerticalClassifier",
+    "VerticalRegressor",
     "cvfl",
     "efvfl",
     "federate",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -49,9 +49,7 @@ class Batches:
     size: int = 0  # rows in a batch; 0: all of them (full batch)
     seed: int = 0  # shared by all participants
     order: BatchOrder = "shuffle"
-    _last: dict[str, Any] = field(
-        default_factory=dict, repr=False, compare=False
-    )  # the rows of the last step asked for
+    _last: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)  # rows of the last step asked for
 
     def __post_init__(self) -> None:
         """Refuse schedules without rows."""
@@ -74,9 +72,12 @@ class Batches:
         """Return the rows of a step, at a cost that does not depend on the number of samples; read them only."""
         if self.full:
             return ALL
-        if self._last.get("step") != step:  # a server asks once for every party
-            self._last.update(step=step, rows=self._rows(step))
-        return self._last["rows"]
+        rows = self._last.get(step)
+        if rows is None:  # else it was asked for already: a server does so once for every party
+            rows = self._rows(step)
+            self._last.clear()
+            self._last[step] = rows
+        return rows
 
     def _rows(self, step: int) -> Tensor:
         if self.order == "independent":

@@ -88,6 +88,15 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--workers", type=int, default=0, help="processes (default: one for each core)")
             command.add_argument("--engine", choices=("processes", "ray"), default="processes")
 
+    inspect = commands.add_parser("inspect", help="what would be used of a table, and what looks wrong in it")
+    inspect.add_argument("file", type=Path, help=".csv, .csv.gz, .tsv, .parquet or .arrow")
+    inspect.add_argument("--id", default="", help="the column that names the rows")
+    inspect.add_argument("--label", default="", help="the column to predict")
+
+    report = commands.add_parser("report", help="one HTML page about a run: metrics, curves, bytes, settings")
+    report.add_argument("run", type=Path, help="the folder of a run, or of the label holder")
+    report.add_argument("--out", type=Path, help="the page (default: report.html in the folder)")
+
     network.add_commands(commands)
 
     compressors = commands.add_parser("compressors", help="list compressors: knobs, alpha, measured bytes")
@@ -113,6 +122,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from efvfl import screen
 
             screen.list_data(console) if options.action == "list" else screen.get_data(options.name, console)
+        elif options.command == "inspect":
+            from efvfl.tabular.inspect import command
+
+            command(options.file, options.id, options.label, console)
+        elif options.command == "report":
+            from efvfl import run_report
+
+            console.print(f"Report: {run_report.write(options.run, options.out)}", soft_wrap=True, highlight=False)
         elif options.command in network.COMMANDS:
             _run_network(options, console)
         elif options.command in ("reproduce", "figures"):

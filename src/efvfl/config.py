@@ -141,6 +141,7 @@ class RunConfig:
     batch_size: int = 128  # 0: full batch
     batch_order: Literal["shuffle", "independent"] = "shuffle"
     loss: str = "cross_entropy"
+    class_weights: str | tuple[float, ...] = ()  # "balanced", or one for each class; empty: all rows count alike
     threads: int = 1  # of torch; small models are fastest with one, 0: as torch decides
     observe_every: int = 1  # epochs between two records
     observe_gradient: bool = True  # also the full gradient and the distortion, which cost about an epoch
@@ -184,6 +185,12 @@ class RunConfig:
                 "network.on_missing = 'stale' needs method.name = 'efvfl' (without a memory there is no last surrogate "
                 "to go on with), a compressed start and private labels. Use 'wait' or 'stop' otherwise."
             )
+        if isinstance(self.class_weights, str) and self.class_weights != "balanced":
+            raise ConfigError(
+                f"class_weights = {self.class_weights!r} came, 'balanced' or a list of numbers is expected."
+            )
+        if self.class_weights and self.loss not in ("cross_entropy", "binary_cross_entropy"):
+            raise ConfigError(f"class_weights are set, but loss = {self.loss!r} has no classes. Leave them out.")
         if agreement.fusion == "compress" and not method.fusion:
             raise ConfigError(
                 "agreement.fusion = 'compress' needs method.fusion, such as { name = 'topk', ratio = 0.1 }."
@@ -235,6 +242,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if origin in (Union, UnionType):
         if isinstance(value, dict):
             return _value(next(a for a in args if is_dataclass(a)), value, where)
+        if isinstance(value, list) and (lists := [a for a in args if get_origin(a) is tuple]):
+            return _value(lists[0], value, where)
         args = tuple(a for a in args if isinstance(a, type) and not is_dataclass(a))
         if any(_fits(a, value) for a in args):
             return value

@@ -5,24 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from efvfl import models, vision
+from efvfl import losses, models, vision
 from efvfl.block import Optimizer
 from efvfl.config import FusionConfig, ModelConfig, RunConfig
 from efvfl.data import Dataset, catalogue, digits, npz, npz_files
+from efvfl.data.npz import classes_of
 from efvfl.errors import ConfigError, nearest
 from efvfl.local import federate, model_width
+from efvfl.losses import Loss
 from efvfl.observe import Split
 from efvfl.rng import derive
 from efvfl.train import Federation
+
+if TYPE_CHECKING:
+    from efvfl.tabular.encode import Encoder
 
 
 def load_data(config: RunConfig, folder: Path) -> Dataset:
     """Return the rows a run asks for; relative paths start at `folder`."""
     chosen = config.data
+    if any(party.data and is_table(party.data.path) for party in config.party) or chosen.name == "table":
+        return _joined(config, folder)
     own = {party.name: folder / party.data.path for party in config.party if party.data}
     if (own or chosen.name == "npz") and not chosen.path:
         raise ConfigError("data.path is missing: the .npz file with the labels `y`, and the columns of parties in it.")
@@ -38,6 +45,40 @@ def load_data(config: RunConfig, folder: Path) -> Dataset:
     else:
         data = catalogue.load(chosen.name, config.seed, augment=chosen.augment)
     return data.subset(chosen.subset, config.seed) if chosen.subset else data
+
+
+def is_table(path: str) -> bool:
+    """Whether a file holds a table, not arrays."""
+    return bool(path) and not path.endswith(".npz")
+
+
+def _joined(config: RunConfig, folder: Path) -> Dataset:
+    from efvfl.tabular import load  # late: it brings polars, which most runs do without
+
+    joined = load.join(config, folder)
+    names = list(joined.columns)
+    parts = {s: Split([joined.columns[name][s] for name in names], y) for s, y in joined.labels.items()}
+    classes = len(joined.classes.names) or classes_of(joined.labels["train"])
+    data = Dataset(
+        names,
+        parts["train"],
+        parts.get("validation"),
+        parts.get("test"),
+        classes,
+        ids=joined.ids,
+        encoders=joined.encoders,
+        class_names=joined.classes.names,
+    )
+    return data.subset(config.data.subset, config.seed) if config.data.subset else data
+
+
+def make_loss(config: RunConfig, labels: Tensor, classes: int) -> Loss:
+    """Return the loss, with the weights of the classes that the training rows have."""
+    loss = losses.lookup(config.loss)
+    if not config.class_weights:
+        return loss
+    loss.check(labels)
+    return losses.weighted(loss, losses.class_weights(config.class_weights, labels, max(classes, 2)))
 
 
 def make_optimizer(table: dict[str, Any]) -> Optimizer:
@@ -60,10 +101,10 @@ def private_seed(config: RunConfig, name: str = "") -> int:
     return config.seed if own is None else own
 
 
-def local_model(config: RunConfig, name: str, row: Tensor) -> nn.Module:
+def local_model(config: RunConfig, name: str, row: Tensor, encoder: Encoder | None = None) -> nn.Module:
     """Return a party's model as it is before training, for columns of which `row` is one row."""
     seed = derive(private_seed(config, name), "party", name, "init")
-    return models.seeded_model(seed, partial(_local_model, model_config(config, name), row))
+    return models.seeded_model(seed, partial(_local_model, model_config(config, name), row, encoder))
 
 
 def head_model(config: RunConfig, widths: Sequence[int], classes: int) -> nn.Module:
@@ -74,9 +115,15 @@ def head_model(config: RunConfig, widths: Sequence[int], classes: int) -> nn.Mod
     return models.seeded_model(seed, partial(_head, config.fusion, inputs, outputs))
 
 
-def _local_model(config: ModelConfig, row: Tensor) -> nn.Module:
+def _local_model(config: ModelConfig, row: Tensor, encoder: Encoder | None) -> nn.Module:
     if ":" in config.name:
         return models.imported(config.name, config.options)
+    if encoder is not None and config.name in ("mlp", "linear"):
+        from efvfl.tabular.model import linear_model, table_model
+
+        if config.name == "linear":
+            return linear_model(encoder.layout, config.width)
+        return table_model(encoder.layout, config.width, config.hidden, config.activation, config.last)
     if config.name == "mlp":
         return models.mlp(row.numel(), config.width, config.hidden, config.activation, config.last)
     if config.name in ("resnet18", "mvcnn"):
@@ -85,7 +132,7 @@ def _local_model(config: ModelConfig, row: Tensor) -> nn.Module:
         if config.name == "resnet18":
             return vision.resnet18(row.shape[0], config.width, **config.options)
         return vision.mvcnn((row.shape[0], row.shape[1], row.shape[2]), config.width, **config.options)
-    hint = nearest(config.name, ("mlp", "mvcnn", "resnet18"))
+    hint = nearest(config.name, ("mlp", "mvcnn", "resnet18") if encoder is None else ("linear", "mlp"))
     raise ConfigError(f"there is no model {config.name!r}. {hint} Your own: 'package.module:attribute'.")
 
 
@@ -103,7 +150,7 @@ def make_federation(config: RunConfig, data: Dataset) -> Federation:
         if party.name not in data.names:
             raise ConfigError(f"[[party]] name = {party.name!r} is not in the data. {nearest(party.name, data.names)}")
     columns = dict(zip(data.names, data.train.features, strict=True))
-    locals_ = [local_model(config, name, x[0]) for name, x in columns.items()]
+    locals_ = [local_model(config, name, x[0], data.encoders.get(name)) for name, x in columns.items()]
     widths = [model_width(model, x, name)[0] for model, (name, x) in zip(locals_, columns.items(), strict=True)]
     head = head_model(config, widths, data.classes)
 
@@ -118,7 +165,7 @@ def make_federation(config: RunConfig, data: Dataset) -> Federation:
         locals_,
         head,
         combine=config.fusion.combine,
-        loss=config.loss,
+        loss=make_loss(config, data.train.labels, data.classes),
         method=config.method.build(),
         agreement=config.agreement,
         protect=config.protect,

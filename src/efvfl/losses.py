@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -80,6 +80,51 @@ LOSSES = {
         Loss("huber", _huber, "r2", _r2),
     )
 }
+
+
+def weighted(loss: Loss, weights: Tensor) -> Loss:
+    """Return a loss of classes in which every row counts with the weight of its class."""
+    return replace(loss, function=_Weighted(_EACH[loss.name], weights))
+
+
+@dataclass(frozen=True)
+class _Weighted:
+    """The mean over rows of their weighted losses.
+
+    It is not divided by the weights of these rows: then a batch would weigh as much as any other, whatever is in it.
+    """
+
+    each: Callable[[Tensor, Tensor], Tensor]
+    weights: Tensor
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        return (self.each(output, target) * self.weights.to(output.dtype)[target.long()]).mean()
+
+
+def _each_class(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def _each_binary(output: Tensor, target: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(_flat(output, target), target.to(output.dtype), reduction="none")
+
+
+_EACH = {"cross_entropy": _each_class, "binary_cross_entropy": _each_binary}
+
+
+def class_weights(wanted: str | Sequence[float], labels: Tensor, classes: int) -> Tensor:
+    """Return a weight for each class, with a mean of 1 over the rows so that steps keep their size.
+
+    "balanced" weighs every class by the inverse of its share.
+    """
+    counts = torch.bincount(labels.long(), minlength=classes).double()
+    if isinstance(wanted, str):
+        weights = 1 / counts.clamp(min=1)
+    else:
+        weights = torch.tensor(wanted, dtype=torch.float64)
+        if len(weights) != classes or not bool((weights > 0).all()):
+            raise ConfigError(f"class_weights = {list(wanted)} came, {classes} positive numbers are expected.")
+    return weights * counts.sum() / (weights * counts).sum()
 
 
 def lookup(loss: str | Loss) -> Loss:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from efvfl.errors import CheckpointError, ConfigError
+from efvfl.errors import CheckpointError, CompressionError, ConfigError
 from efvfl.sweep import Job
 from efvfl.train import finite_or_null
 
@@ -116,7 +116,7 @@ Report = Callable[[Job, int], None]  # a job has finished so many epochs
 def run_all(
     jobs: Sequence[Job], folder: Path, workers: int = 0, engine: Engine = "processes", report: Report | None = None
 ) -> None:
-    """Run what has no result yet; the first error stops the sweep, and finished runs stay."""
+    """Run what has no result yet; one that diverges is named when all others are finished."""
     folder.mkdir(parents=True, exist_ok=True)
     open_jobs = [job for job in jobs if not (folder / job.file).exists()]
     if not open_jobs:
@@ -136,6 +136,27 @@ def run_all(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
+class Failures:
+    """Runs that diverged: no reason to give up the others. A wrong setting stops a sweep at once."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    @contextlib.contextmanager
+    def of(self, job: Job) -> Iterator[None]:
+        """Note a run that diverged."""
+        try:
+            yield
+        except CompressionError as error:
+            self.texts.append(f"{job.cell}, seed {job.config.seed}: {error}")
+
+    def tell(self, runs: int) -> None:
+        """Raise if there was any."""
+        if self.texts:
+            count = f"{len(self.texts)} of {runs} runs diverged, the others are finished."
+            raise CompressionError("\n".join([count, *self.texts]))
+
+
 def _work(job: Job, folder: Path, heard: queue.Queue[tuple[str, int]]) -> None:
     run_job(job, folder, lambda epoch: heard.put((job.key, epoch)))
 
@@ -143,16 +164,18 @@ def _work(job: Job, folder: Path, heard: queue.Queue[tuple[str, int]]) -> None:
 def _watch(
     futures: dict[Future[None], Job], heard: queue.Queue[tuple[str, int]], jobs: dict[str, Job], report: Report | None
 ) -> None:
-    waiting = set(futures)
+    waiting, failures = set(futures), Failures()
     while waiting:
         done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
         for key, epoch in _drain(heard):
             if report:
                 report(jobs[key], epoch)
         for future in done:
-            future.result()  # raises what the run raised
-            if report:
-                report(futures[future], futures[future].config.epochs)
+            with failures.of(futures[future]):
+                future.result()  # raises what the run raised
+                if report:
+                    report(futures[future], futures[future].config.epochs)
+    failures.tell(len(futures))
 
 
 def _drain(heard: queue.Queue[tuple[str, int]]) -> Iterator[tuple[str, int]]:
@@ -173,13 +196,15 @@ def _run_on_ray(jobs: Sequence[Job], folder: Path, report: Report | None) -> Non
     try:
         remote = ray.remote(num_cpus=1)(run_job)
         futures = {remote.remote(job, folder.resolve()): job for job in jobs}
-        waiting = list(futures)
+        waiting, failures = list(futures), Failures()
         while waiting:
             done, waiting = ray.wait(waiting, num_returns=1)
             for future in done:
-                ray.get(future)
-                if report:
-                    report(futures[future], futures[future].config.epochs)
+                with failures.of(futures[future]):
+                    ray.get(future)
+                    if report:
+                        report(futures[future], futures[future].config.epochs)
+        failures.tell(len(futures))
     finally:
         if started:
             ray.shutdown()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,6 +13,9 @@ from efvfl.batches import Rows, Source
 from efvfl.errors import ConfigError
 from efvfl.observe import Split
 from efvfl.rng import derive, permutation
+
+if TYPE_CHECKING:
+    from efvfl.tabular.encode import Encoder
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,8 @@ class Dataset:
     classes: int  # how many there are; 1 for targets that are not classes
     sources: list[Source] | None = None  # what parties train on in place of the training rows: augmented images
     ids: dict[str, list[str]] = field(default_factory=dict)  # of the rows, by split; empty: they are only counted
+    encoders: Mapping[str, Encoder] = field(default_factory=dict)  # tables: how each party's became numbers
+    class_names: tuple[str, ...] = ()  # where labels were texts
 
     def subset(self, rows: int, seed: int) -> Dataset:
         """Return a data set with so many of the training rows, chosen by seed; the other splits stay."""

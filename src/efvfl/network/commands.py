@@ -1,4 +1,4 @@
-"""The commands of a federation: `efvfl certs`, `serve`, `join`, `predict` and `audit`."""
+"""The commands of a federation: `efvfl certs`, `align`, `serve`, `join`, `predict`, `serve-predictions` and `audit`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import argparse
 import contextlib
 import io
 import logging
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,14 +22,16 @@ from efvfl import config as configs
 from efvfl.checkpoint import write_atomically
 from efvfl.config import RunConfig
 from efvfl.errors import ConfigError, nearest
-from efvfl.network import certs, participant, terms, trail
+from efvfl.network import certs, participant, service, terms, trail
 from efvfl.network.grpc import dial, listen
+from efvfl.network.holding import Holding
 from efvfl.network.hub import Patience
 from efvfl.network.join import Joining, Waiting
 from efvfl.network.lock import Lock
 from efvfl.network.member import Member
 from efvfl.network.saving import Saving
 from efvfl.network.serve import Serving
+from efvfl.network.session import folder_of, identity_of, stops
 from efvfl.network.status import Status
 
 log = logging.getLogger("efvfl")
@@ -54,7 +53,16 @@ def run_command(options: argparse.Namespace, console: Console) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     with contextlib.ExitStack() as stack:
-        (join if options.command == "join" else serve)(options, config, console, stack)
+        {"align": align, "join": join}.get(options.command, serve)(options, config, console, stack)
+
+
+def align(options: argparse.Namespace, config: RunConfig, console: Console, stack: contextlib.ExitStack) -> None:
+    """Find the rows that all share; its library is loaded here, since nothing else needs it."""
+    try:
+        from efvfl.network import align_command
+    except ImportError as error:
+        raise ConfigError(f"align needs more packages ({error}): pip install 'efvfl[align]'.") from error
+    align_command.align(options, config, console, stack)
 
 
 def _handler(mode: str) -> logging.Handler:
@@ -64,62 +72,30 @@ def _handler(mode: str) -> logging.Handler:
 def make_certs(options: argparse.Namespace, config: RunConfig, console: Console) -> None:
     """Make what is missing, for all names in a federation file."""
     names = participant.names_of(config, options.file.parent)
-    made = certs.make(options.out, [certs.SERVER, *names], options.days)
+    made = certs.make(options.out, [certs.SERVER, *names, *options.client], options.days, options.host)
     for path in made:
         console.print(f"made {path}", soft_wrap=True, highlight=False)
     text = f"Give each party its NAME.key and NAME.crt, and {options.out / 'ca.crt'}, by a way you trust; keep ca.key."
     console.print(text if made else "Nothing was missing.", soft_wrap=True, highlight=False)
 
 
-def _identity(options: argparse.Namespace, name: str) -> certs.Identity | None:
-    if options.insecure:
-        return None
-    identity = certs.load(options.certs, name)
-    if warning := certs.expiry_warning(identity):
-        log.warning("%s", warning)
-    return identity
-
-
-@contextlib.contextmanager
-def _stops(stopping: threading.Event) -> Iterator[None]:
-    """Ctrl-C or SIGTERM finishes the step and saves; a second one quits."""
-
-    def ask(number: int, frame: Any) -> None:
-        if stopping.is_set():
-            raise KeyboardInterrupt
-        log.warning("finishing this step and saving; once more quits at once")
-        stopping.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _folder(options: argparse.Namespace, name: str) -> Path:
-    chosen: Path | None = options.dir
-    return chosen or Path("runs") / options.file.stem / name
-
-
 def join(options: argparse.Namespace, config: RunConfig, console: Console, stack: contextlib.ExitStack) -> None:
     """Be a party; what is opened is closed with the stack."""
     name: str = options.party
-    holding = participant.hold(config, options.file.parent, name)
+    holding = participant.hold(config, options.file.parent, name, folder_of(options, name))
     if name not in holding.names:
         raise ConfigError(f"{name!r} is not a party of this federation. {nearest(name, holding.names)}")
     if name == config.label_holder:
         raise ConfigError(f"{name!r} sits next to the server: `efvfl serve` does its part.")
-    identity = _identity(options, name)
+    identity = identity_of(options, name)
     _warn_of_seed(config, name)
     plan = participant.make_plan(config, holding)
     party = participant.build_party(config, plan, holding, name)
-    stack.callback(Lock(_folder(options, name)).release)
+    stack.callback(Lock(folder_of(options, name)).release)
     network = config.network
     member = Member(
         party,
-        _folder(options, name),
+        folder_of(options, name),
         terms.about(config, name, holding.names, holding.trained_ids),
         participant.Answerer(party, holding),
         config.of(name).limits,
@@ -151,7 +127,7 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console, stack
     status = Status(options.status, console, state)
     stack.callback(status.close)
     joining.on_tick = status
-    with _stops(joining.stopping):
+    with stops(joining.stopping):
         joining.run()
     status.say(f"Done after {party.step:,} steps. What left the building: efvfl audit {member.folder}")
 
@@ -167,21 +143,22 @@ def _warn_of_seed(config: RunConfig, name: str = "") -> None:
 
 def serve(options: argparse.Namespace, config: RunConfig, console: Console, stack: contextlib.ExitStack) -> None:
     """Be the label holder: train, or predict; what is opened is closed with the stack."""
-    holding = participant.hold(config, options.file.parent, "")
-    identity = _identity(options, certs.SERVER)
+    holding = participant.hold(config, options.file.parent, "", folder_of(options, certs.SERVER))
+    identity = identity_of(options, certs.SERVER)
     _warn_of_seed(config)
     wanted = _wanted(options, holding) if options.command == "predict" else []
-    folder, network = _folder(options, certs.SERVER), config.network
+    folder, network = folder_of(options, certs.SERVER), config.network
     if config.protect.on and config.private_seed is None:
         raise ConfigError("[protect] is on, but its noise would follow from the shared seed: set private_seed.")
     stack.callback(Lock(folder).release)
     patience = Patience(absent=network.absent_seconds, stale=network.stale_seconds)
     serving = Serving(config, holding, folder, patience)
     stack.callback(serving.journal.close)
-    if options.command == "predict":
+    if options.command != "serve":
         serving.hub.saved.clear()  # who takes part in this is to be told when it is over
         if not serving.finished:
             raise ConfigError(f"training in {folder} is not finished: run `efvfl serve {options.file}` first.")
+    front = service.prepare(options, folder, stack) if options.command == "serve-predictions" else None
     written = trail.Trail(folder)
     stack.callback(written.close)
     serving.hub.wrote = written.wrote
@@ -210,7 +187,10 @@ def serve(options: argparse.Namespace, config: RunConfig, console: Console, stac
     stack.callback(lambda: listening.stop(1.0).wait(2.0))
     stack.callback(hub.close)
     status.say(f"Listening on {address.rsplit(':', 1)[0]}:{port} for {', '.join(hub.names)}.", port=port)
-    with _stops(hub.stopping):
+    if front:
+        service.run(front, serving, status)
+        return
+    with stops(hub.stopping):
         if options.command == "predict":
             _predict(options, wanted, serving, status)
         else:
@@ -231,7 +211,7 @@ def _train(serving: Serving, status: Status) -> None:
     status.say(f"Trained. Records: {serving.folder / 'records.jsonl'}")
 
 
-def _wanted(options: argparse.Namespace, holding: participant.Holding) -> list[str]:
+def _wanted(options: argparse.Namespace, holding: Holding) -> list[str]:
     """Return the ids to predict, or say what is wrong before anybody is asked."""
     if (options.ids is None) == (options.split is None):
         raise ConfigError("give either --ids FILE, with one id a line, or --split validation or test.")

@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from efvfl.errors import AbsentError, EfvflError, Interrupted, LinkError, RefusedError, WireError
 from efvfl.network.frame import Frame, FrameKind, printable, words
-from efvfl.network.member import Member
 from efvfl.network.wire import Wire
 
 log = logging.getLogger("efvfl")
@@ -27,12 +27,32 @@ class Waiting:
     longest: float = 2.0
 
 
+class Answering(Protocol):
+    """A party without its wire: a frame comes in, a frame goes out."""
+
+    @property
+    def name(self) -> str:
+        """Who it is."""
+
+    def hello(self) -> Frame:
+        """Return the first frame of a connection."""
+
+    def respond(self, frame: Frame) -> Frame | None:
+        """Return the answer, if there is one."""
+
+    def save(self) -> None:
+        """Leave everything on disk that is needed to go on."""
+
+    def save_if_due(self) -> None:
+        """Save if it is time."""
+
+
 class Joining:
     """A member and the wire it dials."""
 
     def __init__(
         self,
-        member: Member,
+        member: Answering,
         dial: Callable[[], Wire],
         waiting: Waiting | None = None,
         wrote: Callable[[str, str, Frame], None] | None = None,
@@ -107,7 +127,7 @@ class Joining:
         table = frame.words()
         if table.get("code") in ("busy", "silent"):  # the server has not noticed yet that our last link broke
             raise LinkError(printable(str(table.get("text"))[:2000]))
-        raise RefusedError(f"the server refuses {self.member.party.name}: {printable(str(table.get('text'))[:2000])}")
+        raise RefusedError(f"the server refuses {self.member.name}: {printable(str(table.get('text'))[:2000])}")
 
     def _serve(self, wire: Wire) -> None:
         """Answer until STOP."""

@@ -17,7 +17,7 @@ from efvfl.errors import LimitError, ProtocolError, WireError
 from efvfl.ledger import Ledger
 from efvfl.network.frame import Frame, FrameKind, words
 from efvfl.network.journal import Journal
-from efvfl.network.saving import Saving, load_own
+from efvfl.network.saving import CHECKPOINT, Saving, load_own
 from efvfl.packet import Kind, Message
 from efvfl.party import Party
 
@@ -58,9 +58,14 @@ class Member:
             self._load()
 
     @property
+    def name(self) -> str:
+        """The party's."""
+        return self.party.name
+
+    @property
     def path(self) -> Path:
         """Where this party saves itself."""
-        return self.folder / "checkpoint.safetensors"
+        return self.folder / CHECKPOINT
 
     def _load(self) -> None:
         state = load_own(self.path, self.about)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,20 @@ from efvfl.config import RunConfig
 from efvfl.data.base import cut_rows
 from efvfl.data.npz import classes_of, own_columns, read
 from efvfl.errors import ConfigError, DataError, ProtocolError, nearest
-from efvfl.experiment import head_model, load_data, local_model, make_optimizer, model_config, private_seed
+from efvfl.experiment import (
+    head_model,
+    is_table,
+    load_data,
+    local_model,
+    make_loss,
+    make_optimizer,
+    model_config,
+    private_seed,
+)
 from efvfl.fusion import Fusion
 from efvfl.local import check_batches, model_width
+from efvfl.network import tables
+from efvfl.network.holding import Holding
 from efvfl.packet import Packet
 from efvfl.party import Party
 from efvfl.rng import derive
@@ -31,24 +41,14 @@ CHUNK = observe.CHUNK  # rows of one question
 MAX_QUESTION = 4 << 20  # bytes
 
 
-@dataclass(frozen=True)
-class Holding:
-    """What one participant holds, by split: 'train', 'validation', 'test', and 'new' for rows without labels."""
-
-    names: list[str]  # of all parties
-    columns: dict[str, Tensor]  # empty at a server that has none
-    labels: dict[str, Tensor]  # empty at a party with private labels
-    ids: dict[str, list[str]]
-    classes: int  # how many there are; 1 for targets that are not classes, 0 where nothing is known of them
-
-    @property
-    def trained_ids(self) -> dict[str, list[str]]:
-        """The rows that all must hold alike."""
-        return {split: ids for split, ids in self.ids.items() if split != "new"}
+def _has_tables(config: RunConfig) -> bool:
+    return config.data.name == "table" or any(p.data and is_table(p.data.path) for p in config.party)
 
 
 def names_of(config: RunConfig, folder: Path) -> list[str]:
     """Return the parties' names: those in the file, or those of the data."""
+    if _has_tables(config):
+        return [p.name for p in config.party]
     return [p.name for p in config.party] if _has_own_files(config, folder) else load_data(config, folder).names
 
 
@@ -59,9 +59,11 @@ def _has_own_files(config: RunConfig, folder: Path) -> bool:
     return bool(config.party and config.data.path) and not read(folder / config.data.path).columns
 
 
-def hold(config: RunConfig, folder: Path, name: str) -> Holding:
-    """Load what a party holds, or the server ('')."""
+def hold(config: RunConfig, folder: Path, name: str, home: Path | None = None) -> Holding:
+    """Load what a party holds, or the server (''); `home` is the participant's folder, where an alignment is."""
     party = name or config.label_holder
+    if _has_tables(config):
+        return tables.hold(config, folder, name, home)
     if _has_own_files(config, folder):
         return _own_files(config, folder, name, party)
     data = load_data(config, folder)
@@ -133,7 +135,10 @@ def make_plan(config: RunConfig, holding: Holding) -> Plan:
         batches=Batches(samples, config.batch_size, derive(config.seed, "batches"), config.batch_order),
         method=config.method.build(),
         agreement=config.agreement,
-        loss=losses.lookup(config.loss),
+        # Without labels the loss is not computed here, and its name is all that matters.
+        loss=make_loss(config, holding.labels["train"], holding.classes)
+        if holding.labels
+        else losses.lookup(config.loss),
         optimizer=make_optimizer(config.optimizer),
         label_holder=config.label_holder,
         stale=config.network.on_missing == "stale",
@@ -158,7 +163,7 @@ def build_party(config: RunConfig, plan: Plan, holding: Holding, name: str) -> P
     x = holding.columns["train"]
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise ConfigError(f"the columns of {name!r} hold NaN or infinity: fill or drop such rows first.")
-    model = local_model(config, name, x[0])
+    model = local_model(config, name, x[0], holding.encoder)
     width, declared = model_width(model, x, name), model_config(config, name).width
     if width != (declared, torch.float32):
         raise ConfigError(

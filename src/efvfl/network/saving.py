@@ -10,6 +10,8 @@ from efvfl import checkpoint
 from efvfl.config import NetworkConfig
 from efvfl.errors import CheckpointError
 
+CHECKPOINT = "checkpoint.safetensors"  # in a participant's folder
+
 
 class Saving:
     """Says when a checkpoint is due: after so many steps or seconds, as the file says."""

@@ -18,19 +18,19 @@ from efvfl.errors import AbsentError, DataError, Interrupted, ProtocolError
 from efvfl.ledger import Ledger
 from efvfl.network import terms
 from efvfl.network.frame import Frame, unpack
+from efvfl.network.holding import Holding
 from efvfl.network.hub import Hub, Patience
 from efvfl.network.journal import Journal
 from efvfl.network.participant import (
     CHUNK,
     Answerer,
-    Holding,
     build_party,
     build_server,
     make_plan,
     question,
     read_answer,
 )
-from efvfl.network.saving import Saving, load_own
+from efvfl.network.saving import CHECKPOINT, Saving, load_own
 from efvfl.packet import Message
 from efvfl.train import Record
 
@@ -82,7 +82,7 @@ class Serving:
     @property
     def path(self) -> Path:
         """Where the server saves itself."""
-        return self.folder / "checkpoint.safetensors"
+        return self.folder / CHECKPOINT
 
     @property
     def steps(self) -> int:

@@ -36,7 +36,7 @@ def shared_part(config: RunConfig, names: Sequence[str]) -> dict[str, Any]:
         "stale": config.network.on_missing == "stale",
     }
     if config.agreement.labels == "shared":  # parties run the fusion model themselves
-        table["fusion"] = asdict(config.fusion)
+        table |= {"fusion": asdict(config.fusion), "class_weights": config.class_weights}
     return dict(json.loads(json.dumps(table)))  # tuples become lists, as they do on their way
 
 

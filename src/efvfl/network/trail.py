@@ -12,6 +12,7 @@ from typing import Any, Literal
 from rich.table import Table
 
 from efvfl.errors import CheckpointError, ConfigError, WireError
+from efvfl.network.align_words import Word
 from efvfl.network.frame import PIECE, Frame, FrameKind
 from efvfl.packet import Kind, Reader, number
 
@@ -30,9 +31,23 @@ CONTENTS = {
     "refuse": "why the other side is refused, as a text",
     "ask": "which rows to represent exactly: a split and places, or ids",
     "answer": "exact representations of rows, to evaluate or predict; outside the count of training bytes",
+    "ask-size": "nothing: how many shards are needed",
+    "answer-size": "that number, so about how many ids the party holds, and how many processes it has",
+    "ask-blinded": "the label holder's ids as points that look random without its key",
+    "answer-blinded": "these points under the party's key too, and its ids as points that look random without its key",
+    "ask-digests": "a salt",
+    "answer-digests": "salted digests of all the party's ids: who has the salt can test guesses",
+    "ask-order": "a salt",
+    "answer-order": "how many ids the party holds, and one salted digest of all of them in order",
+    "ask-rows": "the ids that all share and their splits; with align = 'none' the splits alone",
+    "answer-rows": "how many of them have come",
+    "ask-void": "why there is no list of shared rows",
+    "answer-void": "nothing",
     "stop": "nothing: all is done",
     "bye": "nothing: saved",
 }
+
+_ALIGN_WORDS = {bytes((word,)): word.name.lower() for word in Word}
 
 
 @dataclass(frozen=True)
@@ -87,7 +102,10 @@ def _kind_and_step(frame: Frame) -> tuple[str, int | None]:
             return Kind(reader.byte("its kind") >> 1).name.lower(), reader.number("its step")
         except (WireError, ValueError):
             return "unreadable", None
-    return frame.kind.name.lower(), None
+    kind = frame.kind.name.lower()
+    if frame.kind in (FrameKind.ASK, FrameKind.ANSWER) and frame.body[:1] in _ALIGN_WORDS:
+        return f"{kind}-{_ALIGN_WORDS[frame.body[:1]]}", None
+    return kind, None
 
 
 def read(folder: Path) -> list[Line]:

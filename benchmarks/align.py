@@ -1,0 +1,87 @@
+"""`python -m benchmarks.align`: ids a second of a private alignment of two organisations, 60 % of whose ids are shared.
+
+Two processes on loopback with mTLS, each with workers for all cores: on one machine they share its cores, so two
+machines of this kind would take about half as long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+from efvfl import config as configs
+from efvfl.config import RunConfig
+from efvfl.network import certs, psi
+from efvfl.network.align import AlignServer
+from efvfl.network.align_member import AlignMember
+from efvfl.network.align_words import FRAME
+from efvfl.network.grpc import dial, listen
+from efvfl.network.join import Joining
+
+NAME = "party"
+OVERLAP = 0.6
+
+
+def run_config() -> RunConfig:
+    return configs.read(RunConfig, {"party": [{"name": NAME}]}, "benchmark")
+
+
+def ids(count: int, start: int) -> list[str]:
+    return [f"customer-{i:09d}" for i in range(start, start + count)]
+
+
+def party(folder: Path, count: int, port: int) -> None:
+    member = AlignMember(run_config(), NAME, ids(count, round((1 - OVERLAP) * count)), folder / NAME)
+    try:
+        Joining(member, partial(dial, f"127.0.0.1:{port}", certs.load(folder / "certs", NAME), FRAME)).run()
+    finally:
+        member.close()
+
+
+def measure(count: int) -> tuple[float, int, int, int]:
+    """Return seconds from the first question to the written list, shards, and bytes received and sent."""
+    moved = {"in": 0, "out": 0}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        certs.make(folder / "certs", [certs.SERVER, NAME])
+        server = AlignServer(
+            run_config(),
+            ids(count, 0),
+            None,
+            folder / "server",
+            wrote=lambda _, direction, frame: moved.update({direction: moved[direction] + len(frame.body)}),
+        )
+        identity = certs.load(folder / "certs", certs.SERVER)
+        listening, port = listen("127.0.0.1:0", identity, FRAME, 1, server.hub.accept)
+        other = multiprocessing.get_context("spawn").Process(target=party, args=(folder, count, port))
+        other.start()
+        server.hub.idle(lambda: bool(server.hub.links))
+        began = time.perf_counter()
+        found = server.run()
+        seconds = time.perf_counter() - began
+        other.join()
+        server.hub.close()
+        listening.stop(None).wait()
+    assert len(found.ids) == round(OVERLAP * count)
+    return seconds, server.total, moved["in"], moved["out"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Private alignment over loopback.")
+    parser.add_argument("counts", type=int, nargs="*", default=[10_000, 100_000, 1_000_000], help="ids of each side")
+    counts = parser.parse_args().counts
+    print(f"{psi.cores()} cores for both sides together.\n")
+    print("| ids of each | shards | seconds | ids a second | MB to the label holder | MB to the party |")
+    print("| ---: | ---: | ---: | ---: | ---: | ---: |")
+    for count in counts:
+        seconds, shards, received, sent = measure(count)
+        rate, up, down = count / seconds, received / 1e6, sent / 1e6
+        print(f"| {count:,} | {shards} | {seconds:,.1f} | {rate:,.0f} | {up:,.1f} | {down:,.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""Time to 90 % over a slow line: a server and four parties as processes with mTLS, each party behind an emulated link.
+
+How many rounds a run needs is found in one process, which trains the same model bit for bit; then as many rounds are
+trained over the links, without evaluating, and timed. `python -m benchmarks.link` prints a table and draws a picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from efvfl import config as configs
+from efvfl.checkpoint import write_atomically
+from efvfl.config import RunConfig
+from efvfl.experiment import load_data, make_federation
+from efvfl.network import certs, participant, terms
+from efvfl.network.grpc import dial, listen
+from efvfl.network.join import Joining
+from efvfl.network.member import Member
+from efvfl.network.serve import Serving
+
+ROUND_TRIP = 0.020  # seconds
+UP, DOWN = 10e6 / 8, 100e6 / 8  # bytes a second
+GOAL = 0.9
+EPOCHS = 100
+CHUNK = 16 << 10  # bytes that travel together
+BUFFER = 0.05  # seconds of data that the line takes before the sender feels it
+
+
+# The emulated line: a proxy that delivers every chunk when a line of this rate and delay would.
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rate: float) -> None:
+    """Carry one direction."""
+    free = 0.0  # when the line has sent what it was given
+    travelling: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    async def deliver() -> None:
+        while True:
+            due, data = await travelling.get()
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            writer.write(data)
+            await writer.drain()
+            if not data:
+                writer.close()
+                return
+
+    delivery = asyncio.ensure_future(deliver())
+    while data := await reader.read(CHUNK):
+        free = max(free, loop.time()) + len(data) / rate
+        travelling.put_nowait((free + ROUND_TRIP / 2, data))
+        await asyncio.sleep(max(0.0, free - loop.time() - BUFFER))
+    travelling.put_nowait((free, b""))
+    await delivery
+
+
+async def _lines(target: int, count: int, ports: Connection) -> None:
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", target)
+        await asyncio.gather(_pump(reader, back, UP), _pump(there, writer, DOWN), return_exceptions=True)
+
+    servers = [await asyncio.start_server(connect, "127.0.0.1", 0) for _ in range(count)]
+    ports.send([server.sockets[0].getsockname()[1] for server in servers])
+    await asyncio.gather(*(server.serve_forever() for server in servers))
+
+
+def lines(target: int, count: int, ports: Connection) -> None:
+    """Be the lines of so many parties to a server's port, in a process of its own."""
+    asyncio.run(_lines(target, count, ports))
+
+
+# The federation.
+
+
+def run_config(method: dict[str, Any], batch_size: int) -> RunConfig:
+    """The paper's MNIST network, shared labels."""
+    table = {
+        "epochs": EPOCHS,
+        "batch_size": batch_size,
+        "observe_every": 10**6,
+        "data": {"name": "mnist"},
+        "agreement": {"labels": "shared"},
+        "method": method,
+        "optimizer": {"name": "SGD", "lr": 4.0},
+    }
+    return configs.read(RunConfig, table, "link")
+
+
+def party(folder: Path, config: RunConfig, name: str, port: int) -> None:
+    """Be a party until the server goes."""
+    torch.set_num_threads(1)
+    held = participant.hold(config, Path(), name)
+    plan = participant.make_plan(config, held)
+    made = participant.build_party(config, plan, held, name)
+    about = terms.about(config, name, held.names, held.trained_ids)
+    member = Member(made, folder / name, about, participant.Answerer(made, held))
+    identity = certs.load(folder / "certs", name)
+    Joining(member, partial(dial, f"127.0.0.1:{port}", identity, participant.frame_limit(plan))).run()
+
+
+@contextmanager
+def network(config: RunConfig) -> Iterator[Serving]:
+    """Start a federation whose parties are behind lines."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        serving = Serving(config, participant.hold(config, Path(), ""), folder / "server")
+        names = serving.hub.names
+        certs.make(folder / "certs", [certs.SERVER, *names])
+        identity, limit = certs.load(folder / "certs", certs.SERVER), participant.frame_limit(serving.plan)
+        listening, port = listen("127.0.0.1:0", identity, limit, len(names), serving.hub.accept)
+        ports, theirs = context.Pipe()
+        processes = [context.Process(target=lines, args=(port, len(names), theirs), daemon=True)]
+        processes[0].start()
+        for name, dialled in zip(names, ports.recv(), strict=True):
+            processes.append(context.Process(target=party, args=(folder, config, name, dialled), daemon=True))
+            processes[-1].start()
+        try:
+            yield serving
+        finally:
+            for process in reversed(processes):  # the lines last, or the parties would complain
+                process.kill()
+                process.join()
+            serving.hub.close()
+            serving.journal.close()
+            listening.stop(None).wait(5)
+
+
+# What is measured.
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One row of the table."""
+
+    batch: int  # 0: full
+    method: str
+    column: str
+    rounds: int  # until the validation accuracy is 90 %; 0: not within the epochs
+    accuracy: list[list[float]]  # [rounds, validation accuracy]
+    timed: int  # rounds trained over the lines
+    seconds: float  # they took
+
+
+def rounds_needed(config: RunConfig) -> tuple[int, list[list[float]]]:
+    """Train in one process until the goal; return the rounds it took, and the curve."""
+    federation = make_federation(config, load_data(config, Path()))
+    curve = []
+    per_epoch = federation.server.batches.per_epoch
+    every = 1 if per_epoch == 1 else 5  # rounds between two looks
+    while federation.server.step_number < EPOCHS * per_epoch:
+        held = (federation.server.step_number + 1) % every == 0
+        federation.step(hold=held)
+        if held:
+            accuracy = federation.record(gradient=False).validation["accuracy"]
+            curve.append([federation.server.step_number, accuracy])
+            if accuracy >= GOAL:
+                return federation.server.step_number, curve
+        if per_epoch > 1 and federation.epoch >= EPOCHS // 10:  # ten epochs of mini-batches tell
+            break
+    return 0, curve
+
+
+def measure(batch: int, method: str, column: str, table: dict[str, Any], fewest: int = 12) -> Measured:
+    """Count the rounds that are needed, and time them; where the goal is out of reach, a few."""
+    torch.set_num_threads(1)
+    config = run_config(table, batch)
+    rounds, curve = rounds_needed(config)
+    timed = rounds or fewest
+    with network(config) as serving:
+        serving.advance()  # all are here, and the first reports are in
+        started = time.perf_counter()
+        for _ in range(timed):
+            serving.advance()
+        seconds = time.perf_counter() - started
+    return Measured(batch, method, column, rounds, curve, timed, seconds)
+
+
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("SVFL", "uncompressed", {"name": "svfl"}),
+    *(
+        (text, f"top-k {share:.0%}", {"name": name, "compressor": {"name": "topk", "ratio": share}})
+        for name, text in (("cvfl", "CVFL"), ("efvfl", "EF-VFL"))
+        for share in (0.1, 0.01)
+    ),
+]
+
+
+def table_of(found: list[Measured]) -> str:
+    """Return the table as Markdown."""
+    lines = [
+        "| batch | method | sent | a round | rounds to 90 % | time to 90 % | against SVFL |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in found:
+        first = next(m for m in found if m.batch == one.batch)
+        reached = [f"{one.rounds}", f"{one.seconds:,.1f} s", f"{first.seconds / one.seconds:.1f} times faster"]
+        never = ["not reached", "", ""]
+        cells = [f"{one.batch:,}" if one.batch else "full", one.method, one.column, f"{one.seconds / one.timed:.3f} s"]
+        lines.append(f"| {' | '.join([*cells, *(reached if one.rounds else never)])} |")
+    return "\n".join(lines)
+
+
+def draw(found: list[Measured], path: Path) -> None:
+    """Draw validation accuracy by seconds on the line."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    batches = list(dict.fromkeys(one.batch for one in found))
+    for axes, batch in zip(figure.subplots(1, len(batches), sharey=True, squeeze=False)[0], batches, strict=True):
+        for one in (m for m in found if m.batch == batch):
+            a_round = one.seconds / one.timed
+            axes.plot(
+                [r * a_round for r, _ in one.accuracy],
+                [a for _, a in one.accuracy],
+                label=f"{one.method}, {one.column}",
+            )
+        axes.axhline(GOAL, color="grey", linewidth=0.8)
+        axes.set(
+            title=f"batch {batch:,}" if batch else "full batch", xlabel="seconds (20 ms, 10 Mbit/s up)", xscale="log"
+        )
+    figure.axes[0].set_ylabel("validation accuracy")
+    figure.axes[-1].legend(fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Measure, print and draw."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder of the numbers and the picture")
+    parser.add_argument("--batches", type=int, nargs="+", default=[0, 1024], help="0: full")
+    options = parser.parse_args()
+    found = []
+    for batch in options.batches:
+        for method, column, table in CASES:
+            found.append(measure(batch, method, column, table))
+            print(table_of([m for m in found if m.batch == batch][-1:]).splitlines()[-1], flush=True)
+    print(table_of(found))
+    write_atomically(options.out / "link.json", json.dumps([asdict(one) for one in found], indent=1).encode())
+    draw(found, options.out / "link.png")
+
+
+if __name__ == "__main__":
+    main()

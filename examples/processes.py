@@ -1,0 +1,78 @@
+"""What the examples share: processes of several participants on one machine, each in a folder of its own."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+EFVFL = (sys.executable, "-m", "efvfl")
+
+
+class Processes:
+    """The processes that run; none of them outlives this one's end."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, subprocess.Popen[str]] = {}
+        self.readers: list[threading.Thread] = []
+
+    def start(self, name: str, folder: Path, *words: str) -> None:
+        """Start `efvfl` in a participant's folder; what it prints appears behind its name."""
+        print(f"{name:6} $ efvfl {' '.join(words)}", flush=True)
+        process = subprocess.Popen(
+            [*EFVFL, *words],
+            cwd=folder,
+            env=os.environ | {"COLUMNS": "110"},  # the width of what it prints
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # Ctrl-C reaches this script alone, which then asks each process once
+        )
+        self.running[name] = process
+        self.readers.append(threading.Thread(target=show, args=(name, process), daemon=True))
+        self.readers[-1].start()
+
+    def wait(self, name: str) -> None:
+        """Wait for a process; the others stop with it if it fails."""
+        code = self.running[name].wait()
+        if code != 0:
+            sys.exit(f"{name} ended with exit code {code}.")
+
+    def stop(self, grace: float) -> None:
+        """Let the processes end by themselves for so many seconds, then ask them to, then end them."""
+        self._wait(grace)
+        for process in self.running.values():
+            process.terminate()  # they finish their step and save
+        self._wait(20.0)
+        for process in self.running.values():
+            process.kill()
+        for reader in self.readers:
+            reader.join()
+        self.running, self.readers = {}, []
+
+    def _wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and any(process.poll() is None for process in self.running.values()):
+            time.sleep(0.05)
+
+
+def show(name: str, process: subprocess.Popen[str]) -> None:
+    """Print a process's lines behind its name."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(f"{name:6} | {line}", end="", flush=True)
+
+
+def own_copy(text: str, name: str) -> str:
+    """Return a participant's copy of the federation file: without the lines that are others' own."""
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if "# own: " not in line or f"# own: {name}" in line)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,67 @@
+"""Parts of a self-contained HTML page: tables and drawings that light and dark screens can show."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from html import escape
+
+import matplotlib
+from matplotlib.figure import Figure
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #2e3440; --paper: #ffffff; --line: #d8dee9; --shade: #f4f5f7; }
+@media (prefers-color-scheme: dark) { :root { --ink: #d8dee9; --paper: #1c2028; --line: #434c5e; --shade: #272c36; } }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
+body { color: var(--ink); background: var(--paper); }
+table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .75rem; text-align: right; border-bottom: 1px solid var(--line); }
+th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
+figure { margin: 1rem 0; }
+svg { width: 100%; height: auto; } pre { background: var(--shade); padding: 1rem; overflow-x: auto; }
+"""
+
+# Drawn with this ink, text and axes take the colour of the page around them, whichever that is.
+INK = "#010203"
+
+
+def inked() -> AbstractContextManager[None]:
+    """Draw with that ink within this context."""
+    return matplotlib.rc_context(
+        {
+            "text.color": INK,
+            "axes.labelcolor": INK,
+            "axes.edgecolor": INK,
+            "xtick.color": INK,
+            "ytick.color": INK,
+            "grid.color": INK,
+        }
+    )
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of plain texts."""
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def drawing(canvas: Figure, name: str, says: str) -> str:
+    """Return a figure as part of a page; names within it begin with `name`, so that several go on one page."""
+    out = io.BytesIO()
+    none = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context({"svg.hashsalt": "efvfl", "svg.fonttype": "none"}):
+        canvas.savefig(out, format="svg", transparent=True, metadata=none)
+    text = out.getvalue().decode()
+    svg = text[text.index("<svg") :].replace(INK, "currentColor")
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(says)}" ', 1)
+    return f"<figure>{svg.strip()}</figure>"
+
+
+def page(title: str, parts: Iterable[str]) -> str:
+    """Return the page. It loads nothing from anywhere."""
+    head = f"<meta charset='utf-8'><title>{escape(title)}</title><style>{STYLE}</style>"
+    return f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(parts)}</body></html>\n"

@@ -1,0 +1,51 @@
+"""What a client of the prediction service is told: predictions, or why there are none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from efvfl.errors import EfvflError
+
+
+class Declined(EfvflError):
+    """A request that gets no predictions: the HTTP status, and what else to tell."""
+
+    def __init__(self, status: int, text: str, **more: Any) -> None:
+        super().__init__(text)
+        self.status = status
+        self.more = more
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the network says of some rows."""
+
+    ids: list[str]
+    columns: dict[str, list[Any]]
+    fallback: list[list[str]]  # for every row, the parties whose mean stood in
+
+    def to_json(self) -> bytes:
+        """Return the body of an answer."""
+        rows: list[dict[str, Any]] = [{"id": i} for i in self.ids]
+        for name, values in self.columns.items():
+            for row, value in zip(rows, values, strict=True):
+                row[name] = value
+        for row, names in zip(rows, self.fallback, strict=True):
+            row |= {"fallback": names} if names else {}
+        return json.dumps({"predictions": rows}, allow_nan=False).encode()
+
+
+def said(output: Tensor, loss: str) -> dict[str, list[Any]]:
+    """Return what an output means: the class and its probabilities, or the value."""
+    if loss == "cross_entropy":
+        shares = torch.softmax(output.double(), dim=1)
+        return {"prediction": shares.argmax(dim=1).tolist(), "probabilities": shares.tolist()}
+    if loss == "binary_cross_entropy":
+        share = torch.sigmoid(output.double()).reshape(-1)
+        return {"prediction": (share > 0.5).long().tolist(), "probability": share.tolist()}
+    return {"prediction": output.double().reshape(-1).tolist()}

@@ -1,0 +1,50 @@
+"""What all commands of a federation need: a folder, an identity, and a way to be stopped."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from efvfl.network import certs
+
+log = logging.getLogger("efvfl")
+
+
+def folder_of(options: argparse.Namespace, name: str) -> Path:
+    """Return the folder of a participant."""
+    chosen: Path | None = options.dir
+    return chosen or Path("runs") / options.file.stem / name
+
+
+def identity_of(options: argparse.Namespace, name: str) -> certs.Identity | None:
+    """Load the certificate of a participant, or none without TLS."""
+    if options.insecure:
+        return None
+    identity = certs.load(options.certs, name)
+    if warning := certs.expiry_warning(identity):
+        log.warning("%s", warning)
+    return identity
+
+
+@contextlib.contextmanager
+def stops(stopping: threading.Event) -> Iterator[None]:
+    """Ctrl-C or SIGTERM finishes the step and saves; a second one quits."""
+
+    def ask(number: int, frame: Any) -> None:
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        log.warning("finishing this step and saving; once more quits at once")
+        stopping.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
