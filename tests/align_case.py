@@ -93,7 +93,7 @@ class Meeting:
     def run(self) -> Aligned:
         """Align to the end, whoever is killed on the way."""
         for name in self.ids:
-            if name:
+            if name and name not in self.members:
                 self.join(name)
         while True:
             try:
@@ -150,6 +150,9 @@ class Meeting:
         there, here = memory_pair()
         server.hub.accept(Tap(there, self.heard[""]), None)
         return Tap(here, self.heard[name])
+
+    def ended(self, name: str) -> bool:
+        return self._futures[name].done()
 
     def wait(self, name: str) -> BaseException | None:
         """Wait until a party is done; return how it ended."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from efvfl.config import RunConfig
+    from efvfl.data import Dataset
     from efvfl.train import Federation, Record
 
 # Exit codes: what a script can tell apart.
@@ -174,14 +175,39 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     out: Path = options.out or Path("runs") / options.file.stem
-    federation = make_federation(config, load_data(config, options.file.parent))
+    data = load_data(config, options.file.parent)
+    federation = make_federation(config, data)
     records = _train(federation, config, out, options.resume, console)
     if not records:
         raise ConfigError(f"epochs = {config.epochs} leaves nothing to train.")
     name = options.file.stem
     console.print(comparison({name: records}), ledger_table(records[-1]))
+    _leave_for_report(federation, config, data, out, console)
     draw_runs(out / "run.png", {name: records}, name, metric=federation.server.loss.metric_name)
-    console.print(f"Records: {out / 'records.jsonl'}\nPicture: {out / 'run.png'}", soft_wrap=True)
+    text = f"Records: {out / 'records.jsonl'}\nPicture: {out / 'run.png'}\nA page about it: efvfl report {out}"
+    console.print(text, soft_wrap=True, highlight=False)
+
+
+def _leave_for_report(federation: Federation, config: RunConfig, data: Dataset, out: Path, console: Console) -> None:
+    """Write what a report of the run is made from, and show how well the trained network predicts."""
+    from efvfl import folder, metrics
+    from efvfl.checkpoint import write_atomically
+    from efvfl.screen import metric_table
+
+    outputs = {}
+    for split, part in federation.splits.items():
+        if split != "train":
+            ids = data.ids.get(split) or [str(i) for i in range(len(part.labels))]
+            outputs[split] = folder.Outputs(ids, part.labels, federation.predict(part.features))
+    if outputs:
+        folder.save_outputs(out, outputs)
+        scores = {split: metrics.of_loss(config.loss, o.output, o.labels) for split, o in outputs.items()}
+        console.print(metric_table(scores))
+    widths = {name: party.up.width[0] for name, party in federation.parties.items()}
+    rows = {split: len(part.labels) for split, part in federation.splits.items()}
+    folder.save_settings(out, config, widths, rows, federation.server.block.size())
+    for name, encoder in data.encoders.items():
+        write_atomically(out / "encoders" / f"{name}.json", encoder.to_json().encode())
 
 
 def _train(federation: Federation, config: RunConfig, out: Path, resume: bool, console: Console) -> list[Record]:

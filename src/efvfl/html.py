@@ -18,7 +18,7 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem
 body { color: var(--ink); background: var(--paper); }
 table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .75rem; text-align: right; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
+.t1 :nth-child(-n+1), .t2 :nth-child(-n+2), .t3 :nth-child(-n+3) { text-align: left; }
 figure { margin: 1rem 0; }
 svg { width: 100%; height: auto; } pre { background: var(--shade); padding: 1rem; overflow-x: auto; }
 """
@@ -41,11 +41,11 @@ def inked() -> AbstractContextManager[None]:
     )
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of plain texts."""
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 2) -> str:
+    """Return a table; its first one to three columns hold texts, the others numbers."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<table class='t{texts}'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def drawing(canvas: Figure, name: str, says: str) -> str:

@@ -106,5 +106,7 @@ def sent(measured: Mapping[str, tuple[int, int]], full: Mapping[str, tuple[int, 
                 values = [table[party][way] / 1e6 for party in measured]
                 axes.bar(places + shift, values, 0.4, label=name, color=colour)
             axes.set(title=title, ylabel="megabytes", xticks=places, xticklabels=list(measured))
-        panels[0].legend(frameon=False)
+            axes.set_axisbelow(True)
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False)
         return html.drawing(figure, "sent", "Megabytes sent by party, beside SVFL")

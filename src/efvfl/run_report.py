@@ -84,7 +84,7 @@ def _result(records: Sequence[Record], settings: Settings | None, outputs: Mappi
     rows = [
         [name.replace("_", " "), *(_number(s[name]) if name in s else "" for s in found.values())] for name in names
     ]
-    yield html.table(["", *found], rows)
+    yield html.table(["", *found], rows, texts=1)
 
 
 def _predictions(settings: Settings | None, outputs: Mapping[str, Outputs]) -> Iterator[str]:
@@ -132,23 +132,16 @@ def svfl_bytes(settings: Settings, steps: int) -> dict[str, tuple[int, int]]:
 
 def _sent(records: Sequence[Record], settings: Settings | None, folder: Path) -> Iterator[str]:
     last = records[-1]
-    names = list(dict.fromkeys(name for table in last.ledger.values() for name in table))
-    sent = {
-        name: (
-            sum(last.ledger.get("up", {}).get(name, {}).values()),
-            sum(last.ledger.get("down", {}).get(name, {}).values()),
-        )
-        for name in names
-    }
     full = svfl_bytes(settings, last.step) if settings else {}
-    headings, rows = ["party", "", "bytes"], []
-    for name, pair in sent.items():
-        for way, direction in enumerate(("up", "down")):
-            more = []
-            if full:
-                more = [f"{full[name][way]:,}", f"{pair[way] / full[name][way]:.1%}" if full[name][way] else ""]
-            rows.append([name, direction, f"{pair[way]:,}", *more])
+    seen = {name for table in last.ledger.values() for name in table}
+    names = [name for name in full or sorted(seen) if name in seen]  # a label holder's own party sends nothing
+    sent = {name: (_total(last, "up", name), _total(last, "down", name)) for name in names}
     yield "<p>Training messages as they were sent: up is from a party to the server, down the other way.</p>"
+    headings, rows = ["party", "", "bytes"], []
+    for name in names:
+        for way, direction in enumerate(("up", "down")):
+            row = [name, direction, f"{sent[name][way]:,}"]
+            rows.append([*row, f"{full[name][way]:,}", f"{sent[name][way] / full[name][way]:.1%}"] if full else row)
     if full:
         headings += ["SVFL", "share"]
         yield (
@@ -159,6 +152,10 @@ def _sent(records: Sequence[Record], settings: Settings | None, folder: Path) ->
         yield run_figures.sent(sent, full)
     yield html.table(headings, rows)
     yield from _frames(folder)
+
+
+def _total(record: Record, direction: str, name: str) -> int:
+    return sum(record.ledger.get(direction, {}).get(name, {}).values())
 
 
 def _frames(folder: Path) -> Iterator[str]:
@@ -178,13 +175,13 @@ def _frames(folder: Path) -> Iterator[str]:
                 continue  # cut short by a crash
     yield "<h3>All frames</h3><p>With handshakes, evaluation, predictions and what was repeated after a break.</p>"
     rows = [[*key, f"{count:,}", f"{size:,}"] for key, (count, size) in sorted(sums.items())]
-    yield html.table(["with", "", "kind", "frames", "bytes"], rows)
+    yield html.table(["with", "", "kind", "frames", "bytes"], rows, texts=3)
 
 
 def _rows(settings: Settings | None, outputs: Mapping[str, Outputs]) -> Iterator[str]:
     counts = dict(settings.rows) if settings else {split: len(part.ids) for split, part in outputs.items()}
     if counts:
-        yield html.table(["split", "rows"], [[split, f"{count:,}"] for split, count in counts.items()])
+        yield html.table(["split", "rows"], [[split, f"{count:,}"] for split, count in counts.items()], texts=1)
     else:
         yield "<p>The folder does not say how many there were.</p>"
 
@@ -195,7 +192,7 @@ def _missing(records: Sequence[Record]) -> Iterator[str]:
         for record in records
         for name, spans in record.absent.items()
     ]
-    yield html.table(["until epoch", "party", "steps without it"], rows) if rows else "<p>Nobody.</p>"
+    yield html.table(["until epoch", "party", "steps without it"], rows, texts=3) if rows else "<p>Nobody.</p>"
 
 
 def _settings(settings: Settings | None) -> Iterator[str]:
@@ -203,7 +200,7 @@ def _settings(settings: Settings | None) -> Iterator[str]:
         yield "<p>The folder has no settings.json.</p>"
         return
     rows = [[name, f"{width:,}"] for name, width in settings.widths.items()]
-    yield html.table(["party", "width"], rows)
+    yield html.table(["party", "width"], rows, texts=1)
     yield html.table(["key", "value"], _flat(settings.config))
 
 

@@ -75,6 +75,16 @@ def comparison(runs: Mapping[str, Sequence[Record]]) -> Table:
     return table
 
 
+def metric_table(scores: Mapping[str, Mapping[str, float]]) -> Table:
+    """Return how well a network predicts the rows of each split."""
+    table = Table("metric", title="How well it predicts")
+    for split in scores:
+        table.add_column(split, justify="right")
+    for name in dict.fromkeys(name for values in scores.values() for name in values):
+        table.add_row(name.replace("_", " "), *(f"{values[name]:.4f}" for values in scores.values()))
+    return table
+
+
 def ledger_table(record: Record) -> Table:
     """Return what was sent, by direction, party and kind."""
     table = Table(title="What was sent")

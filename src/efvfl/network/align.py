@@ -6,6 +6,7 @@ saved before the end, so whoever is killed starts over.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -28,6 +29,8 @@ from efvfl.network.hub import Hub, Patience
 from efvfl.network.journal import Journal
 from efvfl.packet import Message
 from efvfl.tabular.splits import split_of, stratified
+
+log = logging.getLogger("efvfl")
 
 MOST_PROCESSES: Final = 4_096  # that a party may claim to have
 
@@ -97,10 +100,14 @@ class AlignServer:
 
     def _handed_out(self) -> Aligned | None:
         """Return the list if it was killed when all had it: some may have gone since, and would not come again."""
-        if not self._mark.exists():
+        try:
+            found = Aligned.load(self.folder) if self._mark.exists() else None
+        except DataError:
             return None
-        found = Aligned.load(self.folder)
-        return found if self._mark.read_bytes() == self._marked(found) else None
+        if found is None or self._mark.read_bytes() != self._marked(found):
+            return None
+        log.warning("all had the list when this was killed, and are told that all is done; start again to align anew")
+        return found
 
     def _marked(self, found: Aligned) -> bytes:
         return order_digest([self.about["digest"], found.digest().hex(), *self.ids], bytes(SALT)).hex().encode()
@@ -151,6 +158,8 @@ class AlignServer:
 
         sizes = self._ask_all(align_words.write(Word.SIZE), read).values()
         shards = max(psi.shards_for(len(self.ids)), *(shards for shards, _ in sizes))
+        if shards == MOST_SHARDS:  # there may be any number of ids in one
+            return shards, 1
         return shards, -(-max(processes for _, processes in sizes) // 2)  # a shard is two pieces of work for a party
 
     def _by_hashes(self) -> list[str]:

@@ -8,6 +8,7 @@ import io
 import logging
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,19 @@ from rich.logging import RichHandler
 from torch import Tensor
 
 from efvfl import config as configs
+from efvfl import metrics
 from efvfl.checkpoint import write_atomically
 from efvfl.config import RunConfig
 from efvfl.errors import ConfigError, nearest
+from efvfl.folder import load_outputs
 from efvfl.network import certs, participant, service, terms, trail
-from efvfl.network.grpc import dial, listen
+from efvfl.network.grpc import dial, listen, port_of
 from efvfl.network.holding import Holding
 from efvfl.network.hub import Patience
 from efvfl.network.join import Joining, Waiting
 from efvfl.network.lock import Lock
 from efvfl.network.member import Member
+from efvfl.network.prediction import said
 from efvfl.network.saving import Saving
 from efvfl.network.serve import Serving
 from efvfl.network.session import folder_of, identity_of, stops
@@ -105,9 +109,10 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console, stack
     written = trail.Trail(member.folder)
     stack.callback(written.close)
     address = options.address or network.address
+    written.watch(port_of(address))
     joining = Joining(
         member,
-        partial(dial, address, identity, participant.frame_limit(plan)),
+        partial(dial, address, identity, participant.frame_limit(plan), written.count),
         Waiting(server=network.absent_seconds),
         written.wrote,
     )
@@ -126,10 +131,15 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console, stack
 
     status = Status(options.status, console, state)
     stack.callback(status.close)
-    joining.on_tick = status
+    joining.on_tick = partial(_tick, status, written)
     with stops(joining.stopping):
         joining.run()
     status.say(f"Done after {party.step:,} steps. What left the building: efvfl audit {member.folder}")
+
+
+def _tick(status: Status, written: trail.Trail) -> None:
+    status()
+    written.tick()
 
 
 def _warn_of_seed(config: RunConfig, name: str = "") -> None:
@@ -181,10 +191,12 @@ def serve(options: argparse.Namespace, config: RunConfig, console: Console, stac
 
     status = Status(options.status, console, state)
     stack.callback(status.close)
-    hub.on_tick = status
+    hub.on_tick = partial(_tick, status, written)
     address = options.address or network.address
     listening, port = listen(address, identity, participant.frame_limit(serving.plan), len(holding.names), hub.accept)
+    written.watch(port)
     stack.callback(lambda: listening.stop(1.0).wait(2.0))
+    stack.callback(written.count)
     stack.callback(hub.close)
     status.say(f"Listening on {address.rsplit(':', 1)[0]}:{port} for {', '.join(hub.names)}.", port=port)
     if front:
@@ -208,7 +220,13 @@ def _train(serving: Serving, status: Status) -> None:
         status.say(f"epoch {record.epoch}: {', '.join(parts)}")
         lines = "\n".join([r.to_json() for r in serving.records] + [""])
         write_atomically(serving.folder / "records.jsonl", lines.encode())
-    status.say(f"Trained. Records: {serving.folder / 'records.jsonl'}")
+    found = {
+        split: metrics.of_loss(serving.config.loss, o.output, o.labels)
+        for split, o in load_outputs(serving.folder).items()
+    }
+    for split, values in found.items():
+        status.say(f"{split}: {', '.join(f'{name} {value:.4f}' for name, value in values.items())}", **{split: values})
+    status.say(f"Trained. Records: {serving.folder / 'records.jsonl'}. A page about it: efvfl report {serving.folder}")
 
 
 def _wanted(options: argparse.Namespace, holding: Holding) -> list[str]:
@@ -232,23 +250,17 @@ def _wanted(options: argparse.Namespace, holding: Holding) -> list[str]:
 
 def _predict(options: argparse.Namespace, ids: list[str], serving: Serving, status: Status) -> None:
     output = serving.predict_split(options.split) if options.split else serving.predict(ids)
-    write_predictions(options.out, ids, output, serving.server.loss.name)
+    write_predictions(options.out, ids, output, serving.config.loss, serving.holding.class_names)
     status.say(f"Predictions of {len(ids):,} rows: {options.out}")
 
 
-def write_predictions(path: Path, ids: list[str], output: Tensor, loss: str) -> None:
-    """Write ids and what the network says of them: the class and its probabilities, or the value."""
-    columns: dict[str, list[Any]] = {"id": ids}
-    if loss == "cross_entropy":
-        shares = torch.softmax(output.double(), dim=1)
-        columns["prediction"] = shares.argmax(dim=1).tolist()
-        columns |= {f"probability_{c}": shares[:, c].tolist() for c in range(shares.shape[1])}
-    elif loss == "binary_cross_entropy":
-        share = torch.sigmoid(output.double()).reshape(-1)
-        columns |= {"prediction": (share > 0.5).long().tolist(), "probability": share.tolist()}
-    else:
-        columns["prediction"] = output.double().reshape(-1).tolist()
+def write_predictions(path: Path, ids: list[str], output: Tensor, loss: str, names: Sequence[str] = ()) -> None:
+    """Write ids and what the network says of them; `names` are those of the classes."""
+    columns = said(output, loss, names)
+    if "probabilities" in columns:  # one column for each class
+        shares = list(zip(*columns.pop("probabilities"), strict=True))
+        columns |= {f"probability_{name}": list(p) for name, p in zip(names or range(len(shares)), shares, strict=True)}
     buffer = io.BytesIO()
-    frame = polars.DataFrame(columns)
+    frame = polars.DataFrame({"id": ids, **columns})
     frame.write_csv(buffer) if path.suffix == ".csv" else frame.write_parquet(buffer)
     write_atomically(path, buffer.getvalue())

@@ -237,7 +237,7 @@ class Desk:
     def _predict(self, ids: list[str], parts: list[Rows], fallback: list[list[str]]) -> Prediction:
         with torch.no_grad():
             output: Tensor = self.fusion([torch.from_numpy(part) for part in parts])
-        return Prediction(ids, said(output, self.serving.server.loss.name), fallback)
+        return Prediction(ids, said(output, self.serving.config.loss, self.serving.holding.class_names), fallback)
 
     # What is fetched before anybody asks: all rows, or what a mean needs.
 

@@ -95,11 +95,12 @@ def _reason(error: grpc.RpcError) -> str:
 class QueuedWire:
     """A wire whose frames are read ahead by a thread, so that waiting for one can have an end."""
 
-    def __init__(self, wire: GrpcWire, call: Any, channel: grpc.Channel) -> None:
-        """Read from this wire, which runs over a call over a channel."""
+    def __init__(self, wire: GrpcWire, call: Any, channel: grpc.Channel, closing: Callable[[], None]) -> None:
+        """Read from this wire, which runs over a call over a channel; `closing` is called before that is closed."""
         self._wire = wire
         self._call = call
         self._channel = channel
+        self._closing = closing
         self._over = threading.Event()
         call.add_done_callback(lambda _: self._over.set())
         self._frames: queue.Queue[bytes | Exception] = queue.Queue(4)
@@ -131,6 +132,7 @@ class QueuedWire:
         """End the stream, and the connection under it: a moment later, since closing it loses what is on its way."""
         self._wire.close()
         self._over.wait(1.0)
+        self._closing()
         self._call.cancel()
         self._channel.close()
 
@@ -182,8 +184,8 @@ def listen(
     return server, port
 
 
-def dial(address: str, identity: Identity | None, limit: int) -> Wire:
-    """Connect to the server; errors show when the first frame is awaited."""
+def dial(address: str, identity: Identity | None, limit: int, closing: Callable[[], None] = lambda: None) -> Wire:
+    """Connect to the server; errors show when the first frame is awaited. `closing` is called before it is cut."""
     if identity is None:
         refuse_plaintext_beyond_loopback(address)
         channel = grpc.insecure_channel(address, options=_OPTIONS)
@@ -194,7 +196,13 @@ def dial(address: str, identity: Identity | None, limit: int) -> Wire:
     wire = GrpcWire(limit)
     call = channel.stream_stream(METHOD)(wire.outgoing())
     wire.incoming = call
-    return QueuedWire(wire, call, channel)
+    return QueuedWire(wire, call, channel, closing)
+
+
+def port_of(address: str) -> int:
+    """Return the port that is dialled."""
+    last = address.rsplit(":", 1)[-1]
+    return int(last) if last.isdecimal() else 443  # gRPC's default
 
 
 def refuse_plaintext_beyond_loopback(address: str) -> None:

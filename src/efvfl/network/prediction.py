@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from efvfl.errors import EfvflError
@@ -40,12 +40,18 @@ class Prediction:
         return json.dumps({"predictions": rows}, allow_nan=False).encode()
 
 
-def said(output: Tensor, loss: str) -> dict[str, list[Any]]:
-    """Return what an output means: the class and its probabilities, or the value."""
+def said(output: Tensor, loss: str, names: Sequence[str] = ()) -> dict[str, list[Any]]:
+    """Return what an output means: the class and its probabilities, or the value; `names` are those of the classes."""
+    values = output.detach().double()
     if loss == "cross_entropy":
-        shares = torch.softmax(output.double(), dim=1)
-        return {"prediction": shares.argmax(dim=1).tolist(), "probabilities": shares.tolist()}
+        shares = values.softmax(dim=1)
+        called: Sequence[str | int] = names or range(shares.shape[1])
+        return {
+            "prediction": [called[c] for c in shares.argmax(dim=1).tolist()],
+            "probabilities": shares.tolist(),
+        }
     if loss == "binary_cross_entropy":
-        share = torch.sigmoid(output.double()).reshape(-1)
-        return {"prediction": (share > 0.5).long().tolist(), "probability": share.tolist()}
-    return {"prediction": output.double().reshape(-1).tolist()}
+        share = values.sigmoid().reshape(-1)
+        called = names or (0, 1)
+        return {"prediction": [called[p > 0.5] for p in share.tolist()], "probability": share.tolist()}
+    return {"prediction": values.reshape(-1).tolist()}

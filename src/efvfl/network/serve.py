@@ -15,6 +15,7 @@ from torch import Tensor
 from efvfl import checkpoint, observe
 from efvfl.config import RunConfig
 from efvfl.errors import AbsentError, DataError, Interrupted, ProtocolError
+from efvfl.folder import Outputs, save_outputs, save_settings
 from efvfl.ledger import Ledger
 from efvfl.network import terms
 from efvfl.network.frame import Frame, unpack
@@ -229,10 +230,15 @@ class Serving:
     def _observe(self) -> Record:
         """Measure where training stands, as far as one can without seeing the parties' rows."""
         loss, scores = self.server.loss, {}
+        outputs: dict[str, Outputs] = {}
         for split in ("validation", "test"):
             if split in self.holding.labels and not self.server.away:
+                labels = self.holding.labels[split]
                 with contextlib.suppress(AbsentError):  # without all parties there is nothing to score
-                    scores[split] = observe.scores(self.predict_split(split), self.holding.labels[split], loss)
+                    outputs[split] = Outputs(self.holding.ids[split], labels, self.predict_split(split))
+                    scores[split] = observe.scores(outputs[split].output, labels, loss)
+        if self.server.step_number >= self.steps:
+            self._leave_for_report(outputs)
         record = Record(
             epoch=self.server.step_number // self.plan.batches.per_epoch,
             step=self.server.step_number,
@@ -249,6 +255,14 @@ class Serving:
         self.records.append(record)
         self._losses = []
         return record
+
+    def _leave_for_report(self, outputs: dict[str, Outputs]) -> None:
+        """Write what a report of the whole run is made from."""
+        if outputs:
+            save_outputs(self.folder, outputs)
+        widths = dict(zip(self.holding.names, self.plan.widths, strict=True))
+        rows = {split: len(ids) for split, ids in self.holding.trained_ids.items()}
+        save_settings(self.folder, self.config, widths, rows, self.server.block.size())
 
     def finish(self) -> set[str]:
         """Tell the parties that all is done; return those that could not be told. They may join later."""

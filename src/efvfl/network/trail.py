@@ -14,9 +14,11 @@ from rich.table import Table
 from efvfl.errors import CheckpointError, ConfigError, WireError
 from efvfl.network.align_words import Word
 from efvfl.network.frame import PIECE, Frame, FrameKind
+from efvfl.network.sockets import Sockets
 from efvfl.packet import Kind, Reader, number
 
 FILE = "ledger.jsonl"
+EVERY = 5.0  # seconds between two looks at the sockets
 
 CONTENTS = {
     "begin": "a step's number: report on it",
@@ -61,7 +63,8 @@ class Line:
     number: int  # of the request or question
     step: int | None
     payload: int  # bytes of the message
-    frame: int  # bytes handed to gRPC: payload, numbers, checksum and piece marks; TLS and HTTP/2 come on top
+    frame: int  # bytes handed to gRPC: payload, numbers, checksum and piece marks
+    socket: int = 0  # in lines of their own: bytes on the socket since the last such line, TLS and HTTP/2 included
 
 
 class Trail:
@@ -75,6 +78,29 @@ class Trail:
         except OSError as error:
             raise CheckpointError(f"cannot write {folder / FILE}: {error}.") from error
         self.totals: dict[str, int] = {"in": 0, "out": 0}
+        self._sockets: Sockets | None = None
+        self._counted = {"out": 0, "in": 0}
+        self._looked = 0.0
+
+    def watch(self, port: int) -> None:
+        """Count what goes over the sockets of a port, too."""
+        self._sockets = Sockets(port)
+
+    def tick(self) -> None:
+        """Count what went over the sockets, now and then: this is called often."""
+        if time.monotonic() - self._looked >= EVERY:
+            self.count()
+
+    def count(self) -> None:
+        """Put down what went over the sockets since the last time."""
+        self._looked = time.monotonic()
+        if self._sockets is None:
+            return
+        for direction, total in zip(("out", "in"), self._sockets.totals(), strict=True):
+            if more := total - self._counted[direction]:
+                self._counted[direction] = total
+                line = {"time": round(time.time(), 3), "peer": "", "direction": direction, "kind": "socket"}
+                self._write(line | {"number": 0, "step": None, "payload": 0, "frame": 0, "socket": more})
 
     def wrote(self, peer: str, direction: str, frame: Frame) -> None:
         """Put down a frame."""
@@ -84,6 +110,9 @@ class Trail:
         kind, step = _kind_and_step(frame)
         line = {"time": round(time.time(), 3), "peer": peer, "direction": direction, "kind": kind}
         line |= {"number": frame.number, "step": step, "payload": len(frame.body), "frame": size}
+        self._write(line)
+
+    def _write(self, line: dict[str, Any]) -> None:
         try:
             self._file.write(json.dumps(line) + "\n")
         except OSError as error:
@@ -137,24 +166,30 @@ def folders(run: Path) -> list[Path]:
 
 def contents(lines: list[Line]) -> str:
     """Return what each kind contains that occurs."""
-    return "\n".join(f"  {kind}: {CONTENTS.get(kind, '?')}" for kind in sorted({line.kind for line in lines}))
+    kinds = sorted({line.kind for line in lines if not line.socket})
+    return "\n".join(f"  {kind}: {CONTENTS.get(kind, '?')}" for kind in kinds)
 
 
 def table(name: str, lines: list[Line]) -> Table:
     """Return totals by direction and kind."""
     sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    sockets: dict[str, int] = defaultdict(int)
     for line in lines:
+        if line.socket:
+            sockets[line.direction] += line.socket
+            continue
         entry = sums[line.direction, line.kind]
         entry[0] += 1
         entry[1] += line.payload
         entry[2] += line.frame
     out = Table(title=f"{name}: what was sent (out) and received (in)", title_justify="left")
-    for heading in ("", "kind", "frames", "payload bytes", "framed bytes"):
+    for heading in ("", "kind", "frames", "payload bytes", "framed bytes", "bytes on the socket"):
         out.add_column(heading, justify="right" if "bytes" in heading or heading == "frames" else "left")
     for direction in ("out", "in"):
         rows = sorted((kind, entry) for (d, kind), entry in sums.items() if d == direction)
         for kind, (count, payload, frame) in rows:
             out.add_row(direction, kind, f"{count:,}", f"{payload:,}", f"{frame:,}")
         total = [sum(entry[i] for _, entry in rows) for i in range(3)]
-        out.add_row(direction, "total", *(f"{n:,}" for n in total), end_section=True, style="bold")
+        on_socket = f"{sockets[direction]:,}" if sockets else "not counted"
+        out.add_row(direction, "total", *(f"{n:,}" for n in total), on_socket, end_section=True, style="bold")
     return out
