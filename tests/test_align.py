@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from efvfl.config import LimitConfig, PartyConfig, RunConfig
-from efvfl.errors import DataError, LimitError, ProtocolError, RefusedError
+from efvfl.errors import DataError, EfvflError, LimitError, ProtocolError, RefusedError
 from efvfl.network import align_words, psi
 from efvfl.network.align_member import AlignMember
 from efvfl.network.align_words import MOST_SHARDS, POINT, SALT, Part, Reason, Word, parts_of, write
@@ -355,9 +355,14 @@ def test_workers_go_when_their_parent_is_killed(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_a_worker_that_was_ended_from_outside_is_an_error_with_a_remedy() -> None:
-    with psi.workers(2) as pool, pytest.raises(Exception, match="a worker process was ended from outside"):
-        psi.result_of(pool.submit(os._exit, 1))
+def test_a_worker_that_was_ended_from_outside_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    made = AlignMember(config("north"), "north", ["a", "b"], tmp_path, 2)
+    workers = made._crew(shards=2)
+    with pytest.raises(Exception, match="terminated abruptly"):
+        workers.submit(os._exit, 1).result()
+    with pytest.raises(EfvflError, match=r"a worker process was ended from outside \(out of memory\?\)"):
+        ask(made, align_words.blinded(bytes(16), 1, {0: psi.blind(["+a"])[1]}))
+    made.close()
 
 
 # A party refuses.

@@ -134,6 +134,19 @@ def test_rows_that_came_later_need_no_label(tmp_path: Path) -> None:
     assert held.columns["new"].shape == (3, held.columns["train"].shape[1])
 
 
+def test_a_category_of_digits_is_known_again_in_rows_that_came_later(tmp_path: Path) -> None:
+    bank, _ = write(tmp_path)
+    bank.with_columns(job=pl.when(pl.col("job") == "cook").then(pl.lit("01")).otherwise("nurse")).write_csv(
+        tmp_path / "bank.csv"
+    )
+    pl.DataFrame({"person": ["N1"], "debt": [0.0], "job": ["01"]}).write_csv(tmp_path / "new.csv")
+    config = settings()
+    party = replace(config.party[0], data=replace(config.party[0].data, new="new.csv"))  # type: ignore[type-var]
+    config = replace(config, party=(party, config.party[1]))
+    held = participant.hold(config, tmp_path, "", aligned(config, tmp_path))
+    assert held.columns["new"][0, 1:].sum() == 1  # one of the levels, not an unseen one
+
+
 @pytest.mark.parametrize("labels", ["private", "shared"])
 @pytest.mark.parametrize("categories", ["onehot", "embed"])
 def test_over_wires_as_in_one_process(

@@ -145,6 +145,13 @@ def test_stratified_shares_of_every_class_are_exact_to_a_row(ids: list[str], see
     assert places(shuffled, stratified(shuffled, labels[order], seed, (0.15, 0.25))) == places(ids, split)
 
 
+def test_stratified_shares_are_rounded_so_a_class_of_one_row_trains() -> None:
+    ids = [f"{i}" for i in range(11)]
+    split = stratified(ids, np.array(["rare"] + ["common"] * 10), 0, (0.2, 0.3))
+    assert {name: len(part) for name, part in split.items()} == {"train": 6, "validation": 2, "test": 3}
+    assert 0 in split["train"]
+
+
 def test_splits_that_cannot_be_are_refused() -> None:
     with pytest.raises(DataError, match="none is left to train"):
         split_of(["a"], 0, (0.0, 0.999999))

@@ -129,6 +129,7 @@ def test_quoted_fields_may_hold_separators_and_lines(tmp_path: Path) -> None:
         ("x,y\n", r"0 rows"),
         ("1,2\n3,4\n", r"no header"),
         ("x,y,x\n1,2,3\n", r"more than one column 'x'"),
+        ("\ufeffx,x\n1,2\n", r"more than one column 'x'"),
         (",x\n0,1\n", r"column 1 has no name"),
     ],
 )

@@ -132,7 +132,7 @@ class AlignServer:
         """Return the ids that all have by private set intersection with each party."""
         shards, together = self._sizes()
         self.total = shards
-        with psi.Intersection(self.ids, shards, together, self.processes, self._wait) as work:
+        with psi.unbroken(), psi.Intersection(self.ids, shards, together, self.processes, self._wait) as work:
             for group in work.groups:
                 self._ask_about(work, shards, work.points(group))
                 self.done += len(group)

@@ -126,14 +126,19 @@ class AlignMember:
         self._count(sum(map(len, asked.values())) // POINT)
         if self._parts[0] != salt or len(self._parts[1]) != shards:
             self._parts, self.shards_done = (salt, psi.cut(self.ids, salt, shards)), 0
-        workers, work = self._crew(shards), {}
+        with psi.unbroken():
+            found = self._compute(self._crew(shards), asked)
+        self.shards, self.shards_done = shards, self.shards_done + len(asked)
+        return align_words.answered(found)
+
+    def _compute(self, workers: Executor, asked: dict[int, bytes]) -> dict[int, tuple[bytes, bytes]]:
+        """Return the own points of every shard asked about, and those that came under both keys."""
+        work = {}
         for shard, points in asked.items():
             key = psi.new_key()
             own = workers.submit(psi.encrypt, key, self._parts[1][shard])
             work[shard] = (own, workers.submit(psi.reply, key, points))
-        found = {shard: (psi.result_of(own), psi.result_of(both)) for shard, (own, both) in work.items()}
-        self.shards, self.shards_done = shards, self.shards_done + len(asked)
-        return align_words.answered(found)
+        return {shard: (own.result(), both.result()) for shard, (own, both) in work.items()}
 
     def _crew(self, shards: int) -> Executor:
         if self._workers is None:

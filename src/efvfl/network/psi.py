@@ -10,16 +10,17 @@ size of the fullest one with random entries that equal nothing, so their sizes s
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import multiprocessing
 import os
 import secrets
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import private_set_intersection.python as library  # type: ignore[import-untyped]
 
@@ -28,8 +29,6 @@ from efvfl.network.align_words import DIGEST, MOST_PARTS, MOST_POINTS, MOST_SHAR
 
 SHARD: Final = 10_000  # ids of a shard, about: two seconds of work
 SMALL: Final = 20_000  # ids: with fewer, starting processes would take longer than it saves
-
-Result = TypeVar("Result")
 
 
 def shards_for(count: int) -> int:
@@ -132,10 +131,11 @@ def _go_with_parent() -> None:
     os._exit(1)
 
 
-def result_of(work: Future[Result]) -> Result:
-    """Return what a worker found."""
+@contextlib.contextmanager
+def unbroken() -> Iterator[None]:
+    """Turn the sudden end of a worker into an error with a remedy."""
     try:
-        return work.result()
+        yield
     except BrokenProcessPool as error:
         raise EfvflError("a worker process was ended from outside (out of memory?): start again.") from error
 
@@ -173,7 +173,7 @@ class Intersection:
         for shard in group:
             work = self._blinding.pop(shard)
             self._wait(work)
-            self._keys[shard], found[shard] = result_of(work)
+            self._keys[shard], found[shard] = work.result()
         return found
 
     def compare(self, name: str, shard: int, theirs: bytes, both: bytes) -> None:
@@ -187,7 +187,7 @@ class Intersection:
         for shard, name, work in self._matching:
             self._wait(work)
             try:
-                kept = result_of(work)
+                kept = work.result()
             except ProtocolError as error:
                 raise ProtocolError(f"what {name} answered about its ids is none: {error}") from error
             places[shard] &= set(kept)

@@ -31,11 +31,11 @@ class Table:
     path: Path
 
     @classmethod
-    def open(cls, path: Path, settings: Settings, data: DataConfig) -> Table:
-        """Read a table and its ids."""
+    def open(cls, path: Path, settings: Settings, data: DataConfig, texts: Sequence[str] = ()) -> Table:
+        """Read a table and its ids; the columns in `texts` stay text, with those that the settings say."""
         if not settings.id:
             raise ConfigError(f"{path.name} is a table: `id` must say which of its columns names the rows.")
-        frame = read(path, settings.texts)
+        frame = read(path, tuple(dict.fromkeys((*settings.texts, *texts))))
         if settings.label:  # rows without a label cannot teach anything
             labels = column(frame, settings.label, str(path))
             frame = frame.filter((labels.fill_nan(None) if labels.dtype.is_float() else labels).is_not_null())
@@ -150,5 +150,5 @@ def _same(everyone: Sequence[list[str]]) -> list[str]:
 def open_new(own: OwnData, folder: Path, data: DataConfig, encoder: Encoder) -> tuple[list[str], Tensor]:
     """Return the ids and columns of rows that came later; they need no label."""
     settings = replace(Settings.of(own), label="")
-    table = Table.open(folder / own.new, settings, data)
+    table = Table.open(folder / own.new, settings, data, encoder.texts)
     return table.ids, torch.from_numpy(encoder.transform(table.frame))
