@@ -3,10 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo two-banks test check bench chaos results format clean
+.PHONY: demo credit two-banks test check bench chaos results format clean
 
 demo: $(READY)
 	$(BIN)/efvfl demo
+
+credit: $(READY)
+	$(BIN)/python examples/credit/run.py
 
 two-banks: $(READY)
 	$(BIN)/python examples/two_banks/run.py

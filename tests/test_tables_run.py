@@ -136,7 +136,7 @@ def test_rows_that_came_later_need_no_label(tmp_path: Path) -> None:
 
 def test_a_category_of_digits_is_known_again_in_rows_that_came_later(tmp_path: Path) -> None:
     bank, _ = write(tmp_path)
-    bank.with_columns(job=pl.when(pl.col("job") == "cook").then(pl.lit("01")).otherwise("nurse")).write_csv(
+    bank.with_columns(job=pl.when(pl.col("job") == "cook").then(pl.lit("01")).otherwise(pl.lit("nurse"))).write_csv(
         tmp_path / "bank.csv"
     )
     pl.DataFrame({"person": ["N1"], "debt": [0.0], "job": ["01"]}).write_csv(tmp_path / "new.csv")

@@ -23,7 +23,7 @@ from efvfl.network.align import AlignServer, nothing_shared
 from efvfl.network.align_member import AlignMember
 from efvfl.network.align_words import FRAME, Reason
 from efvfl.network.aligned import FILE, Aligned
-from efvfl.network.grpc import dial, listen
+from efvfl.network.grpc import dial, listen, port_of
 from efvfl.network.hub import Patience
 from efvfl.network.join import Joining, Waiting
 from efvfl.network.lock import Lock
@@ -91,14 +91,15 @@ def _follow(options: argparse.Namespace, config: RunConfig, console: Console, st
     written = trail.Trail(folder)
     stack.callback(written.close)
     address, waiting = options.address or config.network.address, Waiting(server=config.network.absent_seconds)
-    joining = Joining(member, partial(dial, address, identity, FRAME), waiting, written.wrote)
+    written.watch(port_of(address))
+    joining = Joining(member, partial(dial, address, identity, FRAME, written.count), waiting, written.wrote)
 
     def state() -> dict[str, Any]:
         return {"done": member.shards_done, "of": member.shards, **_bytes(written), "connected": joining.connected}
 
     shown = Shown(options.status, console, state)
     stack.callback(shown.close)
-    joining.on_tick = shown
+    joining.on_tick = partial(_tick, shown, written)
     _introduce(shown, own, config)
     with stops(joining.stopping):
         joining.run()
@@ -127,11 +128,13 @@ def _lead(options: argparse.Namespace, config: RunConfig, console: Console, stac
 
     shown = Shown(options.status, console, state)
     stack.callback(shown.close)
-    hub.on_tick = shown
+    hub.on_tick = partial(_tick, shown, written)
     _introduce(shown, own, config)
     address = options.address or config.network.address
     listening, port = listen(address, identity, FRAME, len(hub.names), hub.accept)
+    written.watch(port)
     stack.callback(lambda: listening.stop(1.0).wait(2.0))
+    stack.callback(written.count)
     stack.callback(hub.close)
     shown.say(f"Listening on {address.rsplit(':', 1)[0]}:{port} for {', '.join(hub.names)}.", port=port)
     with stops(hub.stopping):
@@ -139,6 +142,11 @@ def _lead(options: argparse.Namespace, config: RunConfig, console: Console, stac
     for name in sorted(server.untold):
         log.warning("%s has the list, but went before it was told that all is done.", name)
     _conclude(shown, own, found, folder)
+
+
+def _tick(shown: Shown, written: trail.Trail) -> None:
+    shown()
+    written.tick()
 
 
 def _bytes(written: trail.Trail) -> dict[str, int]:
