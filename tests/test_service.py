@@ -23,7 +23,8 @@ import network_case
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from cryptography import x509
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from network_case import Network
 from torch import Tensor
@@ -50,7 +51,7 @@ model = { width = 4 }
 observe_gradient = false
 """
 TOKEN = "t" * 40
-PATIENT = 20.0  # seconds until a test that hangs fails
+PATIENT = 60.0  # seconds until a test that hangs fails
 BRIEF = 0.3  # seconds for a request that shall not be answered
 PATIENTLY = Settings(timeout=PATIENT)
 NAMES = ["top-left", "top-right", "bottom-left", "bottom-right"]
@@ -501,8 +502,8 @@ def test_a_party_that_sends_junk_is_refused(start: Callable[..., Running], train
 
 
 def test_the_mean_stands_in_and_is_marked(start: Callable[..., Running], trained: Trained) -> None:
-    settings = replace(PATIENTLY, fallback="mean")
-    running = start(settings)
+    chosen = replace(PATIENTLY, fallback="mean")
+    running = start(chosen)
     running.join()
     running.until(lambda: running.health()["warm"])
     check(running.predict(["test:0"]), trained, ["test:0"])
@@ -512,7 +513,7 @@ def test_the_mean_stands_in_and_is_marked(start: Callable[..., Running], trained
     expected = torch.softmax(trained.whole.fusion(h).double(), dim=1).detach().numpy()
     for _ in range(2):  # the second time after a restart, and the party has not been here since
         if _:
-            running = start(settings)
+            running = start(chosen)
             running.join(*[name for name in NAMES if name != AWAY])
         else:
             running.leave(AWAY)
@@ -531,16 +532,16 @@ def test_means_alone_predict_nothing(start: Callable[..., Running]) -> None:
 
 
 def test_a_mean_of_another_model_is_not_used(start: Callable[..., Running], tmp_path: Path) -> None:
-    settings = replace(PATIENTLY, fallback="mean")
-    running = start(settings)
+    chosen = replace(PATIENTLY, fallback="mean")
+    running = start(chosen)
     running.join()
     running.until(lambda: running.health()["warm"])
-    running = start(settings)
+    running = start(chosen)
     assert running.health()["warm"]  # nothing is fetched again
     state = checkpoint.load(tmp_path / "server" / "means.safetensors")
     assert set(state["means"]) == set(NAMES)
     checkpoint.save(tmp_path / "server" / "means.safetensors", state | {"model": "another"})
-    running = start(settings)
+    running = start(chosen)
     assert not running.health()["warm"]
     running.join(*[name for name in NAMES if name != AWAY])
     assert running.decline(["test:0"]) == [AWAY]
@@ -558,6 +559,7 @@ def test_without_a_fallback_nothing_stands_in(start: Callable[..., Running]) -> 
 # What is kept.
 
 
+@settings(deadline=None)
 @given(st.integers(1, 6), st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True), max_size=20))
 def test_the_longest_unused_rows_go_first(room: int, visits: list[list[int]]) -> None:
     """Against a plain ordered dictionary: even visits put rows in, odd ones look them up."""
@@ -632,6 +634,15 @@ def test_a_command_that_cannot_be(
     assert text in capsys.readouterr().err
 
 
+def test_certificates_for_clients_and_further_names_of_the_server(trained: Trained, tmp_path: Path) -> None:
+    words = ["--client", "scoring", "reports", "--host", "predictions.example.org"]
+    assert main(["certs", str(trained.file), "--out", str(tmp_path / "certs"), *words]) == 0
+    assert certs.load(tmp_path / "certs", "reports").name == "reports"
+    server = x509.load_pem_x509_certificate((tmp_path / "certs" / "server.crt").read_bytes())
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["server", "predictions.example.org"]
+
+
 def test_without_the_packages_the_command_says_what_to_install(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -646,7 +657,16 @@ def test_sigterm_answers_open_requests_and_ends(trained: Trained, tmp_path: Path
     for folder in ("server", *NAMES):
         shutil.copytree(trained.folder / folder, tmp_path / folder)
     words = ["serve-predictions", str(trained.file), "--dir", "server", "--address", "127.0.0.1:0"]
-    words += ["--certs", str(trained.folder / "certs"), "--listen", "127.0.0.1:0", "--status", "json"]
+    words += [
+        "--certs",
+        str(trained.folder / "certs"),
+        "--listen",
+        "127.0.0.1:0",
+        "--status",
+        "json",
+        "--timeout",
+        "60",
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "efvfl", *words],
         cwd=tmp_path,

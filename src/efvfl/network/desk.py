@@ -6,6 +6,7 @@ has gathered there while parties were busy goes out as one question.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -138,10 +139,11 @@ class Desk:
     def _take(self) -> list[_Request]:
         """Return what has gathered, up to about one question."""
         batch: list[_Request] = []
-        while sum(len(request.ids) for request in batch) < CHUNK and not self._waiting.empty():
-            request = self._waiting.get()
-            if request.future.set_running_or_notify_cancel():
-                batch.append(request)
+        with contextlib.suppress(queue.Empty):
+            while sum(len(request.ids) for request in batch) < CHUNK:
+                request = self._waiting.get_nowait()
+                if request.future.set_running_or_notify_cancel():
+                    batch.append(request)
         return batch
 
     def _turn_all_away(self) -> None:
