@@ -1,6 +1,9 @@
 """The estimators keep scikit-learn's contract, and are the same engine as a run."""
 
+import os
 import pickle
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,12 @@ import polars
 import pyarrow
 import pytest
 import torch
+from benchmarks import tables
+from benchmarks.tables import Model, Problem
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 from sklearn.exceptions import NotFittedError
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -34,6 +39,8 @@ from efvfl.tabular.model import coefficients
 from efvfl.vertical import default_batch_size, default_epochs
 
 BREAST = load_breast_cancer()
+DATA = os.environ.get("EFVFL_DATA", "")
+NEEDS_DATA = pytest.mark.skipif(not DATA, reason="EFVFL_DATA is not set: these tables are not part of the project")
 QUICK: dict[str, Any] = {"epochs": 3, "batch_size": 64}
 
 
@@ -63,13 +70,52 @@ def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
-def test_breast_cancer_by_columns_is_as_good_as_one_place() -> None:
-    x, held, y, truth = train_test_split(BREAST.data, BREAST.target, random_state=0, stratify=BREAST.target)
-    central = make_pipeline(StandardScaler(), LogisticRegression()).fit(x, y).score(held, truth)
-    model = VerticalClassifier({"guest": range(10), "host": range(10, 30)}, label_holder="guest").fit(x, y)
-    assert model.score(held, truth) >= central - 0.02
-    assert model.decision_function(held).shape == truth.shape
-    assert np.allclose(model.predict_proba(held)[:, 1], 1 / (1 + np.exp(-model.decision_function(held))))
+def mean_scores(problem: Problem, *models: Model, seeds: int) -> list[float]:
+    return [float(np.mean([model(problem, seed).score for seed in range(seeds)])) for model in models]
+
+
+@pytest.mark.parametrize("make", [tables.breast_cancer, tables.digits])
+def test_two_parties_are_within_a_point_of_one_place(make: Callable[[], Problem]) -> None:
+    central, vertical = mean_scores(make(), tables.central, tables.federated("efvfl"), seeds=2)
+    assert central > 0.95
+    assert vertical > central - 0.01
+
+
+@NEEDS_DATA
+@pytest.mark.slow
+def test_credit_default_is_predicted_as_well_as_in_one_place_and_better_than_alone() -> None:
+    models = (tables.central, tables.federated("efvfl"), tables.alone)
+    central, vertical, alone = mean_scores(tables.credit(Path(DATA)), *models, seeds=5)
+    assert abs(vertical - central) < 0.005
+    assert min(vertical, central) > alone + 0.04
+    assert central > 0.77
+
+
+@NEEDS_DATA
+@pytest.mark.slow
+def test_six_parties_are_within_a_point_of_one_place() -> None:
+    central, vertical = mean_scores(tables.mfeat(Path(DATA)), tables.central, tables.federated("efvfl"), seeds=2)
+    assert central > 0.97
+    assert vertical > central - 0.01
+
+
+def test_the_benchmark_prints_a_row_for_every_model() -> None:
+    frame = mixed(80)
+    classes = (frame["y"] == "yes").to_numpy().astype(np.int64)
+    numbers = frame.select("debt", married=polars.col("married").cast(polars.Float64))
+    problem = Problem("toy", numbers, {"a": ["debt"], "b": ["married"]}, classes, "a")
+    lines = tables.table(problem, seeds=(0, 1)).splitlines()
+    assert len(lines) == 2 + len(tables.MODELS)
+    assert all(line.count("|") == 5 for line in lines)
+
+
+def test_the_scores_of_two_classes_are_those_of_the_second() -> None:
+    x, y = BREAST.data, BREAST.target
+    model = VerticalClassifier(**QUICK).fit(x, y)
+    logits = model.decision_function(x)
+    assert logits.shape == y.shape
+    assert np.allclose(model.predict_proba(x), np.stack([1 / (1 + np.exp(logits)), 1 / (1 + np.exp(-logits))], axis=1))
+    assert np.array_equal(model.predict(x), (logits > 0).astype(int))
 
 
 def test_digits_in_two_halves_are_learnt() -> None:
@@ -296,6 +342,15 @@ def test_a_linear_model_shows_its_coefficients() -> None:
     assert shown.shape == (2, 2)
 
 
+def test_the_documented_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parent.parent / "docs/estimators.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    exec(compile(source, "docs", "exec"), {})
+    told = capsys.readouterr().out.splitlines()
+    assert "bytes up" in told[1]
+    assert float(told[2]) > 0.9
+
+
 def test_progress_is_told_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
     VerticalClassifier(**QUICK).fit(BREAST.data, BREAST.target)
     assert capsys.readouterr().out == ""
@@ -304,8 +359,8 @@ def test_progress_is_told_when_asked(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_training_is_as_long_as_the_rows_need() -> None:
-    assert [default_batch_size(n) for n in (10, 569, 1600, 30_000)] == [32, 35, 100, 256]
-    assert [default_epochs(n, default_batch_size(n)) for n in (10, 569, 1600, 30_000)] == [100, 29, 31, 20]
+    assert [default_batch_size(n) for n in (10, 160, 1600, 30_000)] == [32, 32, 100, 512]
+    assert [default_epochs(n, default_batch_size(n)) for n in (10, 160, 1600, 30_000)] == [100, 60, 40, 40]
     assert default_epochs(100, 0) == 100
 
 

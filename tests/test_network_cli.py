@@ -288,9 +288,13 @@ def test_status_as_json(story: Story) -> None:
     for process in (story.first["server"], story.last["server"]):
         first = json.loads(process.out.splitlines()[0])
         assert first["event"] == f"Listening on 127.0.0.1:{first['port']} for north, south."
-    events = [json.loads(line).get("event", "") for line in story.last["server"].out.splitlines()]
+    events = [e for line in story.last["server"].out.splitlines() if (e := json.loads(line).get("event"))]
     assert [text for text in events if text.startswith("epoch 5: loss on surrogates")]
-    assert events[-1] == "Trained. Records: runs/fed/server/records.jsonl"
+    where = "runs/fed/server"
+    assert events[-1] == f"Trained. Records: {where}/records.jsonl. A page about it: efvfl report {where}"
+    scores = next(line for line in map(json.loads, story.last["server"].out.splitlines()) if "test" in line)
+    assert scores["event"].startswith("test: accuracy ")
+    assert 0 < scores["test"]["auc"] <= 1
     states = [line for line in map(json.loads, story.first["server"].out.splitlines()) if "event" not in line]
     for state in states:
         assert {"step", "steps", "loss", "bytes_out", "bytes_in", "compute", "codec", "waiting", "missing"} <= set(
@@ -315,10 +319,13 @@ def test_audit(story: Story, capsys: pytest.CaptureFixture[str], monkeypatch: py
         lines = trail.read(story.folder / "runs" / "fed" / name)
         table = out[out.index(f"{name}: what was sent (out) and received (in)") :]
         for direction in ("out", "in"):
-            chosen = [line for line in lines if line.direction == direction]
+            chosen = [line for line in lines if line.direction == direction and not line.socket]
+            on_socket = sum(line.socket for line in lines if line.direction == direction)
             row = next(r for r in table.splitlines() if direction in r.split() and "total" in r)
             counts = [len(chosen), sum(line.payload for line in chosen), sum(line.frame for line in chosen)]
-            assert [int(cell.replace(",", "")) for cell in row.replace("│", " ").split()[2:]] == counts
+            cells = [int(cell.replace(",", "")) for cell in row.replace("│", " ").split()[2:]]
+            assert cells == [*counts, on_socket]
+            assert on_socket > counts[2]  # TLS and HTTP/2 come on top
     assert "cotangent: the derivative of the loss by a party's representation of the batch's rows" in out
     # What left north's building is what came into the server's, but for what was on its way when somebody stopped.
     ours = [line for line in trail.read(story.folder / "runs" / "fed" / "north") if line.direction == "out"]

@@ -1,6 +1,7 @@
 """on_missing = "stale": training goes on with a missing party's last surrogate, and it rejoins when it is back."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import network_case
@@ -55,7 +56,11 @@ def caught_up(serving: Serving) -> bool:
 
 
 def run(
-    folder: Path, config: network_case.RunConfig, leaves_at: int, back_at: int
+    folder: Path,
+    config: network_case.RunConfig,
+    leaves_at: int,
+    back_at: int,
+    at_end: Callable[[Serving], object] = lambda serving: None,
 ) -> tuple[Serving, dict[str, Member]]:
     """Train while one party is away from its request `leaves_at` until the server's step `back_at`."""
     holding = participant.hold(config, Path(), "")
@@ -91,6 +96,7 @@ def run(
                 lambda: caught_up(serving)
             )  # so that it is back at this step, however fast the others are
         serving.advance()
+    at_end(serving)
     assert serving.finish() == set()
     for thread in threads:
         thread.join(20)
@@ -115,8 +121,12 @@ def test_training_goes_on_without_a_party_and_it_rejoins(tmp_path: Path, leaves_
 
 
 def test_a_party_that_is_away_to_the_end_is_told_so(tmp_path: Path) -> None:
-    serving, members = run(tmp_path, stale_config(), leaves_at=6, back_at=24)
+    outputs = []
+    serving, members = run(
+        tmp_path, stale_config(), 6, 24, lambda serving: outputs.append(serving.predict_split("test"))
+    )
     assert serving.records[-1].absent[AWAY][-1][1] == 23
+    assert len(outputs[0]) == len(serving.holding.ids["test"])  # and it can be asked, with the model it has
     assert members[AWAY].finished
     assert members[AWAY].party.step < 24
 

@@ -37,9 +37,9 @@ ModelMaker = Callable[[Layout, int], nn.Module]
 
 COMPRESSOR: dict[str, Any] = {"name": "topk", "ratio": 0.1}
 OPTIMIZER: dict[str, Any] = {"name": "Adam", "lr": 0.01}
-SMALLEST_BATCH, LARGEST_BATCH = 32, 256
-STEPS = 500  # of training on small tables
-FEWEST_EPOCHS, MOST_EPOCHS = 20, 100
+SMALLEST_BATCH, LARGEST_BATCH = 32, 512
+FEWEST_STEPS = 300
+FEWEST_EPOCHS, MOST_EPOCHS = 40, 100  # a row that sends a tenth of its numbers each time must come by often
 PATIENCE = 10  # epochs without a better validation loss before training stops early
 RECORDS = 20  # about so many, unless every epoch counts
 
@@ -224,14 +224,14 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
 
 
 def default_batch_size(rows: int) -> int:
-    """Return a sixteenth of the rows, between 32 and 256."""
+    """Return a sixteenth of the rows, between 32 and 512."""
     return min(max(rows // 16, SMALLEST_BATCH), LARGEST_BATCH)
 
 
 def default_epochs(rows: int, batch_size: int) -> int:
-    """Return enough epochs for 500 steps, between 20 and 100."""
+    """Return 40, or more if that is less than 300 steps, but 100 at most."""
     steps = -(-rows // (batch_size or rows))
-    return min(max(STEPS // steps, FEWEST_EPOCHS), MOST_EPOCHS)
+    return min(max(FEWEST_STEPS // steps, FEWEST_EPOCHS), MOST_EPOCHS)
 
 
 def parties_of(columns: Columns | None, names: list[str]) -> dict[str, list[str]]:

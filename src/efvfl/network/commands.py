@@ -198,6 +198,7 @@ def serve(options: argparse.Namespace, config: RunConfig, console: Console, stac
     stack.callback(lambda: listening.stop(1.0).wait(2.0))
     stack.callback(written.count)
     stack.callback(hub.close)
+    stack.callback(written.count)
     status.say(f"Listening on {address.rsplit(':', 1)[0]}:{port} for {', '.join(hub.names)}.", port=port)
     if front:
         service.run(front, serving, status)

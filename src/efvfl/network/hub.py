@@ -248,16 +248,12 @@ class Hub:
                 self._send(link, self._request(link.position, missed.to_bytes()))
                 return
             link.position += 1  # asked of the others while it was away
-        if name in self.left:
-            if self._finished:  # it was away to the end
-                self._send(link, Frame(FrameKind.STOP, link.position, self.durable))
-            return
         if name in self._bytes and name not in self._replies:
             self._send(link, self._request(self.number, self._bytes[name]))
         elif name in self._question and name not in self._answers:
             self._send(link, Frame(FrameKind.ASK, self._asked, self.durable, self._question[name]))
-        elif self._finished:
-            self._send(link, Frame(FrameKind.STOP, self.number, self.durable))
+        elif self._finished:  # one that was away to the end has not heard of the last requests
+            self._send(link, Frame(FrameKind.STOP, link.position if name in self.left else self.number, self.durable))
 
     def _request(self, number: int, data: bytes) -> Frame:
         return Frame(FrameKind.REQUEST, number, self.durable, data)

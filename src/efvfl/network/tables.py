@@ -59,7 +59,7 @@ def _target(config: RunConfig, folder: Path, name: str, own: Table | None) -> Ta
 
 def _parts(config: RunConfig, tables: Sequence[Table], home: Path | None) -> dict[str, list[str]]:
     """Return the ids of every split, in the order that all use."""
-    if config.data.align == "none":
+    if config.data.align == "none" and not config.data.stratify:  # then everybody cuts alike
         if any(table.ids != tables[0].ids for table in tables):
             raise DataError("align = 'none', but the tables of the label holder list other ids, or in another order.")
         return cut_ids(tables[0].ids, config.data, config.seed)

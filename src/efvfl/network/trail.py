@@ -111,6 +111,8 @@ class Trail:
         line = {"time": round(time.time(), 3), "peer": peer, "direction": direction, "kind": kind}
         line |= {"number": frame.number, "step": step, "payload": len(frame.body), "frame": size}
         self._write(line)
+        if frame.kind == FrameKind.BYE:  # a moment later the connection and its counts are gone
+            self.count()
 
     def _write(self, line: dict[str, Any]) -> None:
         try:
