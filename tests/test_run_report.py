@@ -160,7 +160,7 @@ def test_the_page_loads_nothing_and_runs_nothing(text: str) -> None:
 
 
 def test_names_are_shown_as_they_are(text: str) -> None:
-    assert "<h1>Run one &lt;run&gt; &amp; more</h1>" in text
+    assert "/one &lt;run&gt; &amp; more</h1>" in text
     assert "<run>" not in text
     assert "a<b>" not in text
     assert Page(text).row("a<b>&", "up")

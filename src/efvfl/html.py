@@ -58,7 +58,8 @@ def drawing(canvas: Figure, name: str, says: str) -> str:
     svg = text[text.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(says)}" ', 1)
-    return f"<figure>{svg.strip()}</figure>"
+    width = 1.4 * 96 * canvas.get_figwidth()  # a single panel is not blown up to the width of the page
+    return f"<figure style='max-width: {width:.0f}px'>{svg.strip()}</figure>"
 
 
 def page(title: str, parts: Iterable[str]) -> str:

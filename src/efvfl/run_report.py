@@ -32,7 +32,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
 def page(folder: Path) -> str:
     """Return the page."""
     records, settings, outputs = read_records(folder), load_settings(folder), load_outputs(folder)
-    title = f"Run {folder.resolve().name}"
+    title = f"Run {'/'.join(folder.resolve().parts[-2:])}"
     last = records[-1]
     done = f"{last.epoch:,} epochs, {last.step:,} steps, {last.seconds:,.1f} seconds of training."
     parts = [f"<h1>{escape(title)}</h1><p>{done}</p>"]
@@ -164,10 +164,14 @@ def _frames(folder: Path) -> Iterator[str]:
     if not path.exists():
         return
     sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
+    sockets: dict[str, int] = defaultdict(int)
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 table = json.loads(line)
+                if table.get("socket"):
+                    sockets[str(table["direction"])] += int(table["socket"])
+                    continue
                 entry = sums[str(table["peer"]), str(table["direction"]), str(table["kind"])]
                 entry[1] += int(table["frame"])
                 entry[0] += 1
@@ -176,6 +180,11 @@ def _frames(folder: Path) -> Iterator[str]:
     yield "<h3>All frames</h3><p>With handshakes, evaluation, predictions and what was repeated after a break.</p>"
     rows = [[*key, f"{count:,}", f"{size:,}"] for key, (count, size) in sorted(sums.items())]
     yield html.table(["with", "", "kind", "frames", "bytes"], rows, texts=3)
+    if sockets:
+        yield (
+            f"<p>On the socket, TLS and HTTP/2 included, as the kernel counted: {sockets['out']:,} bytes out, "
+            f"{sockets['in']:,} in.</p>"
+        )
 
 
 def _rows(settings: Settings | None, outputs: Mapping[str, Outputs]) -> Iterator[str]:
