@@ -34,7 +34,7 @@ from efvfl.tabular.model import table_model
 from efvfl.tabular.table import read
 from efvfl.vertical import OPTIMIZER, default_batch_size, default_epochs
 
-SEEDS = range(5)
+SEEDS = range(5, 10)  # the estimators' defaults were chosen on the splits of seeds 0 to 4 of these same tables
 WIDTH = 16
 VIEWS = ("fac", "fou", "kar", "mor", "pix", "zer")
 

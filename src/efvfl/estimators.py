@@ -6,22 +6,20 @@ It is the engine of `efvfl run`: the same messages, bytes and seeds. There are c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import polars
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite, check_consistent_length, column_or_1d
-from torch import Tensor
 
 from efvfl.errors import ConfigError
-from efvfl.losses import LOSSES, Loss
+from efvfl.losses import LOSSES, class_weights, weighted
 from efvfl.vertical import Vertical
 
 
@@ -41,15 +39,10 @@ class VerticalClassifier(ClassifierMixin, Vertical):  # type: ignore[misc]
             raise ConfigError(f"only one class, {self.classes_[0]}, is in y: a classifier needs two or more classes.")
         loss = LOSSES["binary_cross_entropy" if len(self.classes_) == 2 else "cross_entropy"]
         if self.class_weight is not None:
-            loss = weighted(loss, self._weights(target))
+            chosen = compute_class_weight(self.class_weight, classes=self.classes_, y=target)
+            loss = weighted(loss, class_weights(chosen.tolist(), torch.from_numpy(numbers), len(self.classes_)))
         self._train(frame, torch.from_numpy(numbers.astype(np.int64)), loss, len(self.classes_), numbers)
         return self
-
-    def _weights(self, target: NDArray[Any]) -> Tensor:
-        """Return a weight for each class, scaled to a mean of 1 over the rows so that steps keep their size."""
-        weights = compute_class_weight(self.class_weight, classes=self.classes_, y=target)
-        _, counts = np.unique(target, return_counts=True)
-        return torch.from_numpy(weights * counts.sum() / (weights * counts).sum()).float()
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
         """Return logits: one a row for two classes, more than 0 for the second; else one for each class."""
@@ -96,21 +89,3 @@ def _target(y: Any, frame: polars.DataFrame, name: str, dtype: Any = None) -> ND
     assert_all_finite(target, input_name="y")
     check_consistent_length(frame, target)
     return target
-
-
-def weighted(loss: Loss, weights: Tensor) -> Loss:
-    """Return a classification loss in which a row's loss is multiplied by the weight of its class."""
-    each = _binary_each if loss.name == "binary_cross_entropy" else _cross_entropy_each
-
-    def function(output: Tensor, target: Tensor) -> Tensor:
-        return (each(output, target) * weights[target]).mean()
-
-    return replace(loss, function=function)
-
-
-def _binary_each(output: Tensor, target: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(output.reshape(target.shape), target.to(output.dtype), reduction="none")
-
-
-def _cross_entropy_each(output: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(output, target, reduction="none")

@@ -52,6 +52,7 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
     _: KW_ONLY
     method: str = "efvfl"  # or svfl, cvfl
     compressor: Mapping[str, Any] | None = None  # None: top-k of 10 %; svfl has none
+    down: Mapping[str, Any] | None = None  # of what comes back with private labels; None: it is not compressed
     labels: str = "private"  # or shared
     label_holder: str = ""  # the party, if any, that sits next to the server
     model: str | ModelMaker = "table"  # or linear, or a function of (layout, width) that returns a torch module
@@ -167,7 +168,11 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
             "loss": loss,
             "label_holder": self.label_holder,
             "model": {"width": operator.index(self.width), "hidden": hidden},
-            "method": {"name": self.method, "compressor": dict(self.compressor or COMPRESSOR)},
+            "method": {
+                "name": self.method,
+                "compressor": dict(self.compressor or COMPRESSOR),
+                "down": dict(self.down or {}),
+            },
             "agreement": {"labels": self.labels},
             "optimizer": dict(self.optimizer or OPTIMIZER),
         }
