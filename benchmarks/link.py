@@ -54,18 +54,18 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rate
         while True:
             due, data = await travelling.get()
             await asyncio.sleep(max(0.0, due - loop.time()))
+            if not data:
+                writer.write_eof()
+                return
             writer.write(data)
             await writer.drain()
-            if not data:
-                writer.close()
-                return
 
     delivery = asyncio.ensure_future(deliver())
     while data := await reader.read(CHUNK):
         free = max(free, loop.time()) + len(data) / rate
         travelling.put_nowait((free + ROUND_TRIP / 2, data))
         await asyncio.sleep(max(0.0, free - loop.time() - BUFFER))
-    travelling.put_nowait((free, b""))
+    travelling.put_nowait((max(free, loop.time()) + ROUND_TRIP / 2, b""))
     await delivery
 
 
@@ -73,6 +73,8 @@ async def _lines(target: int, count: int, ports: Connection) -> None:
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", target)
         await asyncio.gather(_pump(reader, back, UP), _pump(there, writer, DOWN), return_exceptions=True)
+        back.close()
+        writer.close()
 
     servers = [await asyncio.start_server(connect, "127.0.0.1", 0) for _ in range(count)]
     ports.send([server.sockets[0].getsockname()[1] for server in servers])
