@@ -211,7 +211,7 @@ def table_of(found: list[Measured]) -> str:
     ]
     for one in found:
         first = next(m for m in found if m.batch == one.batch)
-        reached = [f"{one.rounds}", f"{one.seconds:,.1f} s", f"{first.seconds / one.seconds:.1f} times faster"]
+        reached = [f"{one.rounds}", f"{one.seconds:,.1f} s", f"{first.seconds / one.seconds:.1f} x"]
         never = ["not reached", "", ""]
         cells = [f"{one.batch:,}" if one.batch else "full", one.method, one.column, f"{one.seconds / one.timed:.3f} s"]
         lines.append(f"| {' | '.join([*cells, *(reached if one.rounds else never)])} |")

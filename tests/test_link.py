@@ -38,5 +38,5 @@ def test_the_table_compares_with_svfl_of_the_same_batch() -> None:
         link.Measured(0, "CVFL", "top-k 1%", 0, [[100, 0.4]], 12, 3.0),
     ]
     lines = link.table_of(found).splitlines()[2:]
-    assert lines[1] == "| full | EF-VFL | top-k 1% | 0.250 s | 80 | 20.0 s | 12.8 times faster |"
+    assert lines[1] == "| full | EF-VFL | top-k 1% | 0.250 s | 80 | 20.0 s | 12.8 x |"
     assert lines[2] == "| full | CVFL | top-k 1% | 0.250 s | not reached |  |  |"
