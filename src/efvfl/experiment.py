@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def load_data(config: RunConfig, folder: Path) -> Dataset:
     """Return the rows a run asks for; relative paths start at `folder`."""
     chosen = config.data
-    if any(party.data and is_table(party.data.path) for party in config.party) or chosen.name == "table":
+    if has_tables(config):
         return _joined(config, folder)
     own = {party.name: folder / party.data.path for party in config.party if party.data}
     if (own or chosen.name == "npz") and not chosen.path:
@@ -47,9 +47,10 @@ def load_data(config: RunConfig, folder: Path) -> Dataset:
     return data.subset(chosen.subset, config.seed) if chosen.subset else data
 
 
-def is_table(path: str) -> bool:
-    """Whether a file holds a table, not arrays."""
-    return bool(path) and not path.endswith(".npz")
+def has_tables(config: RunConfig) -> bool:
+    """Whether rows come from tables, not arrays."""
+    files = [party.data.path for party in config.party if party.data]
+    return config.data.name == "table" or any(path and not path.endswith(".npz") for path in files)
 
 
 def _joined(config: RunConfig, folder: Path) -> Dataset:

@@ -27,7 +27,7 @@ from efvfl.network.grpc import dial, listen, port_of
 from efvfl.network.hub import Patience
 from efvfl.network.join import Joining, Waiting
 from efvfl.network.lock import Lock
-from efvfl.network.session import folder_of, identity_of, stops
+from efvfl.network.session import folder_of, identity_of, stops, tick
 from efvfl.network.status import Mode, Status
 from efvfl.tabular.encode import Settings
 from efvfl.tabular.load import Table, label_settings
@@ -99,7 +99,7 @@ def _follow(options: argparse.Namespace, config: RunConfig, console: Console, st
 
     shown = Shown(options.status, console, state)
     stack.callback(shown.close)
-    joining.on_tick = partial(_tick, shown, written)
+    joining.on_tick = partial(tick, shown, written)
     _introduce(shown, own, config)
     with stops(joining.stopping):
         joining.run()
@@ -128,7 +128,7 @@ def _lead(options: argparse.Namespace, config: RunConfig, console: Console, stac
 
     shown = Shown(options.status, console, state)
     stack.callback(shown.close)
-    hub.on_tick = partial(_tick, shown, written)
+    hub.on_tick = partial(tick, shown, written)
     _introduce(shown, own, config)
     address = options.address or config.network.address
     listening, port = listen(address, identity, FRAME, len(hub.names), hub.accept)
@@ -142,11 +142,6 @@ def _lead(options: argparse.Namespace, config: RunConfig, console: Console, stac
     for name in sorted(server.untold):
         log.warning("%s has the list, but went before it was told that all is done.", name)
     _conclude(shown, own, found, folder)
-
-
-def _tick(shown: Shown, written: trail.Trail) -> None:
-    shown()
-    written.tick()
 
 
 def _bytes(written: trail.Trail) -> dict[str, int]:

@@ -35,7 +35,7 @@ from efvfl.network.member import Member
 from efvfl.network.prediction import said
 from efvfl.network.saving import Saving
 from efvfl.network.serve import Serving
-from efvfl.network.session import folder_of, identity_of, stops
+from efvfl.network.session import folder_of, identity_of, stops, tick
 from efvfl.network.status import Status
 
 log = logging.getLogger("efvfl")
@@ -131,15 +131,10 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console, stack
 
     status = Status(options.status, console, state)
     stack.callback(status.close)
-    joining.on_tick = partial(_tick, status, written)
+    joining.on_tick = partial(tick, status, written)
     with stops(joining.stopping):
         joining.run()
     status.say(f"Done after {party.step:,} steps. What left the building: efvfl audit {member.folder}")
-
-
-def _tick(status: Status, written: trail.Trail) -> None:
-    status()
-    written.tick()
 
 
 def _warn_of_seed(config: RunConfig, name: str = "") -> None:
@@ -191,7 +186,7 @@ def serve(options: argparse.Namespace, config: RunConfig, console: Console, stac
 
     status = Status(options.status, console, state)
     stack.callback(status.close)
-    hub.on_tick = partial(_tick, status, written)
+    hub.on_tick = partial(tick, status, written)
     address = options.address or network.address
     listening, port = listen(address, identity, participant.frame_limit(serving.plan), len(holding.names), hub.accept)
     written.watch(port)

@@ -19,8 +19,8 @@ from efvfl.data.base import cut_rows
 from efvfl.data.npz import classes_of, own_columns, read
 from efvfl.errors import ConfigError, DataError, ProtocolError, nearest
 from efvfl.experiment import (
+    has_tables,
     head_model,
-    is_table,
     load_data,
     local_model,
     make_loss,
@@ -41,13 +41,9 @@ CHUNK = observe.CHUNK  # rows of one question
 MAX_QUESTION = 4 << 20  # bytes
 
 
-def _has_tables(config: RunConfig) -> bool:
-    return config.data.name == "table" or any(p.data and is_table(p.data.path) for p in config.party)
-
-
 def names_of(config: RunConfig, folder: Path) -> list[str]:
     """Return the parties' names: those in the file, or those of the data."""
-    if _has_tables(config):
+    if has_tables(config):
         return [p.name for p in config.party]
     return [p.name for p in config.party] if _has_own_files(config, folder) else load_data(config, folder).names
 
@@ -62,7 +58,7 @@ def _has_own_files(config: RunConfig, folder: Path) -> bool:
 def hold(config: RunConfig, folder: Path, name: str, home: Path | None = None) -> Holding:
     """Load what a party holds, or the server (''); `home` is the participant's folder, where an alignment is."""
     party = name or config.label_holder
-    if _has_tables(config):
+    if has_tables(config):
         return tables.hold(config, folder, name, home)
     if _has_own_files(config, folder):
         return _own_files(config, folder, name, party)

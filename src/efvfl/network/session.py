@@ -7,11 +7,12 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from efvfl.network import certs
+from efvfl.network.trail import Trail
 
 log = logging.getLogger("efvfl")
 
@@ -42,9 +43,22 @@ def stops(stopping: threading.Event) -> Iterator[None]:
         log.warning("finishing this step and saving; once more quits at once")
         stopping.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    with signals(ask):
+        yield
+
+
+@contextlib.contextmanager
+def signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Hand Ctrl-C and SIGTERM to a handler within this context."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def tick(show: Callable[[], None], written: Trail) -> None:
+    """Show what is going on and count what went over the sockets; each knows when it is time."""
+    show()
+    written.tick()

@@ -39,15 +39,20 @@ def _connections(port: int) -> Iterator[tuple[tuple[object, object], tuple[int, 
         try:
             if not os.readlink(f"{_FOLDER}/{name}").startswith("socket:"):
                 continue
-            with socket.socket(fileno=os.dup(int(name))) as copy:
-                if copy.type != socket.SOCK_STREAM or copy.family not in (socket.AF_INET, socket.AF_INET6):
-                    continue
-                here, there = copy.getsockname(), copy.getpeername()
-                if port not in (here[1], there[1]):
-                    continue
-                data = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.size)
+            looked_at = socket.socket(fileno=int(name))  # no copy: one that outlives gRPC's own would stay in its epoll
+        except OSError:  # closed meanwhile
+            continue
+        try:
+            if looked_at.type != socket.SOCK_STREAM or looked_at.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            here, there = looked_at.getsockname(), looked_at.getpeername()
+            if port not in (here[1], there[1]):
+                continue
+            data = looked_at.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.size)
         except OSError:  # closed meanwhile, or listening only
             continue
+        finally:
+            looked_at.detach()  # it is not ours to close
         if len(data) == _COUNTS.size:
             received, sent = _COUNTS.unpack(data)
             yield (here, there), (sent, received)

@@ -18,7 +18,7 @@ from efvfl.network.sockets import Sockets
 from efvfl.packet import Kind, Reader, number
 
 FILE = "ledger.jsonl"
-EVERY = 5.0  # seconds between two looks at the sockets
+EVERY = 1.0  # seconds between two looks at the sockets: what a connection carried after the last one is not counted
 
 CONTENTS = {
     "begin": "a step's number: report on it",

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hmac
 import json
-import signal
 import socket
 import ssl
 import threading
@@ -23,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from efvfl.network.certs import peer_name
 from efvfl.network.desk import Desk
 from efvfl.network.prediction import Declined
+from efvfl.network.session import signals
 
 MAX_IDS = 16_384  # of one request
 MAX_ID = 256  # characters
@@ -180,9 +180,5 @@ def _ends_at_a_signal(server: uvicorn.Server) -> Iterator[None]:
     def end(number: int, frame: Any) -> None:
         server.should_exit = True
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with signals(end):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import polars
@@ -49,14 +50,17 @@ class Table:
 
     def rows(self, ids: Sequence[str]) -> polars.DataFrame:
         """Return the rows of these ids, in this order."""
-        places = {name: place for place, name in enumerate(self.ids)}
-        absent = [name for name in ids if name not in places]
+        absent = [name for name in ids if name not in self._places]
         if absent:
             raise DataError(
                 f"{self.path} lacks {len(absent):,} of the {len(ids):,} rows that were aligned: it has changed since. "
                 "Run `efvfl align` again, all together, or restore the table."
             )
-        return self.frame[[places[name] for name in ids]]
+        return self.frame[[self._places[name] for name in ids]]
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.ids)}
 
     def labels(self, ids: Sequence[str]) -> polars.Series:
         """Return the label of these rows."""
