@@ -114,7 +114,7 @@ def federate(
     parties: dict[str, Party] = {}
     columns: list[Tensor | Source] = [*(sources or named.values())]
     for name, model, x in zip(names, models, columns, strict=True):
-        held = (copy.deepcopy(fusion), labels) if plan.agreement.labels == "shared" else ()
+        held = (copy.deepcopy(fusion), labels, None if wire else server) if plan.agreement.labels == "shared" else ()
         parties[name] = make_party(plan, name, model, x, derive(private.get(name, seed), "party", name), *held)
     ledger, here = Ledger(), [label_holder] if label_holder else []
     return Federation(server, parties, LocalTransport(parties, ledger, here, wire), ledger, splits, here)

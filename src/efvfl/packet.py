@@ -96,6 +96,11 @@ def number(value: int) -> bytes:
     return bytes(out)
 
 
+def length(value: int) -> int:
+    """Return how many bytes `number` writes."""
+    return max(1, -(-value.bit_length() // 7))
+
+
 @dataclass(frozen=True, slots=True)
 class Packet:
     """One block as its compressor left it: `decode(packet)` needs nothing else."""
@@ -116,6 +121,11 @@ class Packet:
         """Bytes before the body: codec, dtype and number of dimensions in one byte, dimensions, body length."""
         start = bytes((self.codec, _DTYPE_CODES[self.dtype] << 4 | len(self.shape)))
         return start + b"".join(map(number, self.shape)) + number(len(self.body))
+
+    @property
+    def size(self) -> int:
+        """The length of `to_bytes()`, without making it."""
+        return 2 + sum(map(length, self.shape)) + length(len(self.body)) + len(self.body)
 
     def to_bytes(self) -> bytes:
         """Return the canonical encoding."""
@@ -158,6 +168,12 @@ class Message:
     step: int
     packets: Mapping[int, tuple[Packet, ...]] = field(default_factory=dict)
     hold: bool = False  # learn from this, then wait: do not report on the next step yet
+
+    @property
+    def size(self) -> int:
+        """The length of `to_bytes()`, without making it: what travels within a process is counted, not copied."""
+        packets = sum(length(block) + packet.size for block, held in self.packets.items() for packet in held)
+        return len(MAGIC) + 2 + length(self.step) + length(sum(map(len, self.packets.values()))) + packets
 
     def to_bytes(self) -> bytes:
         """Return the canonical encoding: blocks in increasing order."""

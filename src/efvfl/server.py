@@ -107,7 +107,8 @@ class Server:
         # Whatever can be refused is refused before anything is absorbed: then the same step can be tried again.
         decoded = [None if r is None else self._decode(party, r, rows) for party, r in enumerate(reports)]
         self.answer.prepare(step, reports)
-        values, targets = self.fusion.combine(self._surrogates(decoded, rows)), take(self.labels, rows)
+        surrogates = [self._surrogate(party, r, decoded[party], rows) for party, r in enumerate(reports)]
+        values, targets = self.fusion.combine(surrogates), take(self.labels, rows)
         kept = self._kept(reports, rows)
         combined, targets = (values, targets) if kept is None else (values[kept], targets[kept])
         combined.requires_grad_(self.answer.needs_cotangent)
@@ -199,14 +200,17 @@ class Server:
         count = self.batches.samples if self.reports_all else self.batches.count(self.step_number)
         return self.channels[party].decode(reported, report.packets[party + 1], count)
 
-    def _surrogates(self, decoded: list[Tensor | None], rows: Rows) -> list[Tensor]:
-        """Absorb the reports and return every party's surrogate on the batch."""
-        return [self._surrogate(channel, d, rows) for channel, d in zip(self.channels, decoded, strict=True)]
-
-    def _surrogate(self, channel: Channel, decoded: Tensor | None, rows: Rows) -> Tensor:
-        if decoded is None:
+    def _surrogate(self, party: int, report: Message | None, decoded: Tensor | None, rows: Rows) -> Tensor:
+        """Absorb a report and return the party's surrogate on the batch; of one that is away, as it stands."""
+        channel = self.channels[party]
+        if report is None or decoded is None:
             return channel.held(rows)
-        return take(channel.absorb(ALL, decoded), rows) if self.reports_all else channel.absorb(rows, decoded)
+        packets = report.packets[party + 1]
+        return (
+            take(channel.hear(ALL, packets, decoded), rows)
+            if self.reports_all
+            else channel.hear(rows, packets, decoded)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on bit for bit, between any two steps."""
