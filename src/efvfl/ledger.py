@@ -17,12 +17,13 @@ class Ledger:
         """Start at zero."""
         self.bytes: dict[tuple[Direction, str, str], int] = defaultdict(int)
 
-    def record(self, direction: Direction, party: str, message: Message) -> None:
-        """Count a message that is sent to or by `party`."""
+    def record(self, direction: Direction, party: str, message: Message, size: int | None = None) -> None:
+        """Count a message that is sent to or by `party`; its size may be given."""
+        size = message.size if size is None else size
         aside = sum(length(0) + packet.size for packet in message.packets.get(0, ()))
         if aside:
             self.bytes[direction, party, "digest" if direction == "up" else "fusion"] += aside
-        self.bytes[direction, party, message.kind.name.lower()] += message.size - aside
+        self.bytes[direction, party, message.kind.name.lower()] += size - aside
 
     def total(self, direction: Direction, party: str | None = None) -> int:
         """Return the bytes in one direction, of one party or of all."""

@@ -64,16 +64,23 @@ class Reader:
 
     def byte(self, what: str) -> int:
         """Return the next byte."""
-        return self.take(1, what)[0]
+        place = self.place
+        if place >= len(self.data):
+            self.take(1, what)  # which says what is missing
+        self.place = place + 1
+        return self.data[place]
 
     def number(self, what: str) -> int:
         """Return a LEB128 number below 2^63, refusing any but its shortest form."""
-        value = 0
-        for shift in range(0, 63, 7):
+        value = self.byte(what)
+        if value < 0x80:
+            return value
+        value &= 0x7F
+        for shift in range(7, 63, 7):
             byte = self.byte(what)
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
-                if byte == 0 and shift > 0:
+                if byte == 0:
                     raise WireError(f"{what} is written in more bytes than it needs: the encoding is not canonical.")
                 return value
         raise WireError(f"{what} does not fit in 63 bits.")
@@ -98,7 +105,7 @@ def number(value: int) -> bytes:
 
 def length(value: int) -> int:
     """Return how many bytes `number` writes."""
-    return max(1, -(-value.bit_length() // 7))
+    return 1 if value < 0x80 else -(-value.bit_length() // 7)
 
 
 @dataclass(frozen=True, slots=True)

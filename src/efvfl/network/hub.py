@@ -149,9 +149,9 @@ class Hub:
         self._wait(partial(self._enough, planned))
         found = {name: self._replies[name] for name in self._bytes if name in (planned or self._replies)}
         replies = {name: reply for name, (reply, _) in found.items()}
-        for name, reply in replies.items():  # counted now, so that an interrupted request is not counted twice
-            self.ledger.record("down", name, self._messages[name])
-            self.ledger.record("up", name, reply)
+        for name, (reply, data) in found.items():  # counted now, so that an interrupted request is not counted twice
+            self.ledger.record("down", name, self._messages[name], len(self._bytes[name]))
+            self.ledger.record("up", name, reply, len(data))
         for name in set(self._bytes) - set(found):
             self.left[name] = self.number
         self._bytes = {}

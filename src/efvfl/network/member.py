@@ -146,8 +146,8 @@ class Member:
                 f"its own file allows {self.limits.bytes:,}."
             )
         self.journal.append(frame.number, body, gap=message.kind == Kind.SYNC)
-        self.ledger.record("down", self.party.name, message)
-        self.ledger.record("up", self.party.name, reply)
+        self.ledger.record("down", self.party.name, message, len(frame.body))
+        self.ledger.record("up", self.party.name, reply, len(body))
         self.handled = frame.number + 1
         return body
 
