@@ -152,9 +152,9 @@ def test_large_sets_are_observed_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     x = columns()
     y, models, fusion = classes(x), local_models(), problem().fusion
     split, loss = Split(x, y), LOSSES["cross_entropy"]
-    whole = squared_norm(gradient(models, fusion, split, loss)[0]), evaluate(models, fusion, split, loss)
+    whole = squared_norm(gradient(models, fusion, split, loss).gradient), evaluate(models, fusion, split, loss)
     monkeypatch.setattr("efvfl.observe.CHUNK", 7)
-    parts = squared_norm(gradient(models, fusion, split, loss)[0]), evaluate(models, fusion, split, loss)
+    parts = squared_norm(gradient(models, fusion, split, loss).gradient), evaluate(models, fusion, split, loss)
     assert parts[0] == pytest.approx(whole[0], rel=1e-12)
     assert parts[1] == pytest.approx(whole[1], rel=1e-12)
 

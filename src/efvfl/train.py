@@ -144,18 +144,16 @@ class Federation:
         """Measure where training stands."""
         models, fusion, loss = self.models, self.fusion, self.server.loss
         train = self.splits["train"]
-        if gradient:
-            slope, output = observe.gradient(models, fusion, train, loss)
-        else:
-            slope, output = [], observe.predict(models, fusion, train.features)
+        slope = observe.gradient(models, fusion, train, loss) if gradient else None
+        output = slope.output if slope else observe.predict(models, fusion, train.features)
         held = {n: observe.evaluate(models, fusion, s, loss) for n, s in self.splits.items() if n != "train"}
         return Record(
             epoch=self.epoch,
             step=self.server.step_number,
             surrogate_loss=sum(self._losses) / len(self._losses) if self._losses else float("nan"),
             train=observe.scores(output, train.labels, loss),
-            gradient=observe.squared_norm(slope) if gradient else float("nan"),
-            distortion=self.distortion() if gradient else float("nan"),
+            gradient=observe.squared_norm(slope.gradient) if slope else float("nan"),
+            distortion=self.distortion(slope.representations) if slope else float("nan"),
             validation=held.get("validation", {}),
             test=held.get("test", {}),
             bytes_up=self.ledger.total("up"),
@@ -165,12 +163,15 @@ class Federation:
             seconds=self.seconds,
         )
 
-    def distortion(self) -> float:
-        """Return D at the parties' current parameters, after their report on the current step."""
-        total = 0.0
-        for party, features in zip(self.parties.values(), self.splits["train"].features, strict=True):
+    def distortion(self, representations: Sequence[Tensor] | None = None) -> float:
+        """Return D at the parties' current parameters, after their report on the current step.
+
+        The exact representations of all training rows may be given.
+        """
+        features, total = self.splits["train"].features, 0.0
+        for place, party in enumerate(self.parties.values()):
             rows = None if party.reporting else ALL if party.reports_all else party.batches.rows(party.step)
-            h = observe.represent(party.block.module, features)
+            h = representations[place] if representations else observe.represent(party.block.module, features[place])
             total += observe.distortion(party.up, h, rows, party.step)
         return total
 
