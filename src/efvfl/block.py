@@ -84,6 +84,16 @@ class Block:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def leaves(self) -> dict[str, Tensor]:
+        """Return copies of the parameters that learn, for a forward pass whose graph must outlive an update."""
+        return {name: copied(p) for name, p in self.module.named_parameters() if p.requires_grad}
+
+    def take_gradients(self, leaves: Mapping[str, Tensor]) -> None:
+        """Make the gradients of such copies those of the parameters."""
+        named = dict(self.module.named_parameters()) if leaves else {}
+        for name, leaf in leaves.items():
+            named[name].grad = leaf.grad
+
     def update(self) -> None:
         """Move x along its gradient, as the optimiser does."""
         if self.optimizer is not None:
@@ -164,12 +174,17 @@ class Block:
             self.scheduler.load_state_dict(state["scheduler"])
 
 
-def aside(module: nn.Module, *inputs: Tensor, buffers: dict[str, Tensor] | None = None) -> Tensor:
-    """Run a module on copies of its buffers, or on given ones, so that its own stay as they are."""
-    if buffers is None:
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    output: Tensor = functional_call(module, buffers, inputs) if buffers else module(*inputs)
+def aside(module: nn.Module, *inputs: Tensor, values: dict[str, Tensor] | None = None) -> Tensor:
+    """Run a module on copies of its buffers, or on given buffers and parameters, so that its own stay as they are."""
+    if values is None:
+        values = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    output: Tensor = functional_call(module, values, inputs) if values else module(*inputs)
     return output
+
+
+def copied(parameter: Tensor) -> Tensor:
+    """Return a copy that gradients are found for, with a graph of its own."""
+    return parameter.detach().clone().requires_grad_()
 
 
 def flatten(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
