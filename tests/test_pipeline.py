@@ -210,10 +210,11 @@ def test_both_ends_remember_the_same_and_frozen_parts_stay(size: int) -> None:
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_a_full_batch_goes_on_bit_for_bit(stop: int) -> None:
     """Every report is on the same rows: what the older one left in the memory is gone when the state is saved."""
-    run = rich()
+    agreement = Agreement(labels="shared", downlink="aggregate", pipeline=True)
+    run = rich(agreement=agreement)
     for _ in range(stop):
         run.step()
-    resumed = rich()
+    resumed = rich(agreement=agreement)
     resumed.load_state_dict(run.state_dict())
     for each in (run, resumed):
         for hold in (False, False, True, True):

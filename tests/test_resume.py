@@ -31,7 +31,10 @@ CASES: dict[str, tuple[Method, Agreement]] = {
     "direct-relay": (cvfl(TopK(0.2)), Agreement(labels="shared")),
     "pipelined": (efvfl(TopK(0.2), down=QSGD(4)), Agreement(pipeline=True)),
     "pipelined-direct": (cvfl(QSGD(4)), Agreement(pipeline=True)),
-    "pipelined-all-rows": (efvfl(TopK(0.2)), Agreement(labels="shared", reports="all", pipeline=True)),
+    "pipelined-all-rows": (
+        efvfl(TopK(0.2)),
+        Agreement(labels="shared", downlink="aggregate", reports="all", pipeline=True),
+    ),
     "pipelined-exact-start": (efvfl(TopK(0.2), start="exact"), Agreement(labels="shared", pipeline=True)),
     "pipelined-aggregate-compress": (
         efvfl(TopK(0.2), fusion=TopK(0.5)),

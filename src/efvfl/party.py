@@ -2,6 +2,9 @@
 
 One step, as the paper writes it: compute h_k(x_k) on the batch, send C(h - G), absorb the decoded packet; then learn
 from what the server answers. The graph of the reported representation is the graph of the update: one forward pass.
+
+With a pipeline it reports on the next step before that answer is there: two reports are open, each with a copy of the
+parameters it was computed with, because these learn from the older one in between.
 """
 
 from __future__ import annotations
