@@ -32,7 +32,8 @@ LAYERS: dict[str, set[str]] = {
     "transport": {"errors", "ledger", "packet"},
     "checkpoint": {"errors"},
     "observe": {"batches", "channel", "compress", "fusion", "losses", "memory", "rng"},
-    "train": {"batches", "errors", "fusion", "ledger", "observe", "packet", "party", "server", "transport"},
+    "pace": set(),
+    "train": {"batches", "errors", "fusion", "ledger", "observe", "pace", "packet", "party", "server", "transport"},
     "build": {
         "batches",
         "block",
@@ -129,6 +130,7 @@ LAYERS: dict[str, set[str]] = {
         "losses",
         "metrics",
         "observe",
+        "pace",
         "packet",
         "party",
         "rng",

@@ -73,12 +73,12 @@ def test_an_exact_start_is_exact_at_every_rows_first_visit() -> None:
         party, rows = federation.parties["party2"], federation.server.batches.rows(step)
         assert isinstance(rows, torch.Tensor)
         if step == 0:
-            federation._replies = federation.transport.exchange(federation.server.begin())
-        h = party._report.h.detach()  # type: ignore[union-attr]
+            federation._replies = [federation.transport.exchange(federation.server.begin())]
+        h = party._reports[0].h.detach()
         g = party.up.memory.g[rows]  # type: ignore[attr-defined]
         new = [i for i, row in enumerate(rows.tolist()) if row not in seen]
         assert torch.equal(g[new], h[new])
-        kinds.add(len(party.open_report().packets[2]))
+        kinds.add(len(party.open_reports()[0].packets[2]))
         seen |= set(rows.tolist())
         federation.step()
     assert kinds == {1, 2}  # batches of new rows or old ones, and batches with both

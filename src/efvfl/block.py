@@ -96,6 +96,16 @@ class Block:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def leaves(self) -> dict[str, Tensor]:
+        """Return copies of the parameters that learn, for a forward pass whose graph must outlive an update."""
+        return {name: copied(p) for name, p in self.module.named_parameters() if p.requires_grad}
+
+    def take_gradients(self, leaves: Mapping[str, Tensor]) -> None:
+        """Make the gradients of such copies those of the parameters."""
+        named = dict(self.module.named_parameters()) if leaves else {}
+        for name, leaf in leaves.items():
+            named[name].grad = leaf.grad
+
     @torch.no_grad()
     def update(self) -> None:
         """Move x along its gradient, as the optimiser does."""
@@ -189,12 +199,17 @@ def copies_of_buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name: buffer.clone() for name, buffer in module.named_buffers()}
 
 
-def aside(module: nn.Module, *inputs: Tensor, buffers: dict[str, Tensor] | None = None) -> Tensor:
-    """Run a module on copies of its buffers, or on given ones, so that its own stay as they are."""
-    if buffers is None:
-        buffers = copies_of_buffers(module)
-    output: Tensor = functional_call(module, buffers, inputs) if buffers else module(*inputs)
+def aside(module: nn.Module, *inputs: Tensor, values: dict[str, Tensor] | None = None) -> Tensor:
+    """Run a module on copies of its buffers, or on given buffers and parameters, so that its own stay as they are."""
+    if values is None:
+        values = copies_of_buffers(module)
+    output: Tensor = functional_call(module, values, inputs) if values else module(*inputs)
     return output
+
+
+def copied(parameter: Tensor) -> Tensor:
+    """Return a copy that gradients are found for, with a graph of its own."""
+    return parameter.detach().clone().requires_grad_()
 
 
 def flatten(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:

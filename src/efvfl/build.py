@@ -170,4 +170,5 @@ def make_party(
         reports_all=agreement.reports == "all",
         local_steps=agreement.local_steps,
         stale=plan.stale,
+        window=agreement.window,
     )

@@ -185,6 +185,11 @@ class RunConfig:
                 "network.on_missing = 'stale' needs method.name = 'efvfl' (without a memory there is no last surrogate "
                 "to go on with), a compressed start and private labels. Use 'wait' or 'stop' otherwise."
             )
+        if self.network.on_missing == "stale" and agreement.pipeline:
+            raise ConfigError(
+                "network.on_missing = 'stale' does not work with agreement.pipeline: a party that goes away leaves two "
+                "reports behind. Use 'wait' or 'stop', or pipeline = false."
+            )
         if isinstance(self.class_weights, str) and self.class_weights != "balanced":
             raise ConfigError(
                 f"class_weights = {self.class_weights!r} came, 'balanced' or a list of numbers is expected."

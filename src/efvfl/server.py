@@ -90,9 +90,9 @@ class Server:
         self._fused: _Step | None = None  # what was answered and not yet learnt from
         self.surrogate_loss = float("nan")  # of the last step
 
-    def begin(self) -> dict[str, Message]:
-        """Ask every party that is here for its report on the current step."""
-        return {name: Message(Kind.BEGIN, self.step_number) for name in self.names if name not in self.away}
+    def begin(self, ahead: int = 0) -> dict[str, Message]:
+        """Ask every party that is here for its report on the current step, or on one so many steps ahead."""
+        return {name: Message(Kind.BEGIN, self.step_number + ahead) for name in self.names if name not in self.away}
 
     def step(self, replies: Mapping[str, Message], hold: bool = False) -> dict[str, Message]:
         """Absorb the reports, update x0 and answer. With `hold`, parties learn but do not report again yet."""
@@ -183,15 +183,16 @@ class Server:
             )
         self.answer.check(self.step_number, k - 1, reply.packets.get(0, ()))
 
-    def check(self, name: str, reply: Message, hold: bool) -> None:
+    def check(self, name: str, reply: Message, asked: Message) -> None:
         """Refuse a reply that `step` would refuse, as soon as it is here; a party told to hold must be READY."""
-        if not hold:
+        ready = asked.step + (asked.kind != Kind.SYNC)  # it has learnt from what it was told
+        if not asked.hold:
             self._expect(name, reply)
             self._decode(self.names.index(name), reply, self.batches.rows(self.step_number))
-        elif reply.kind != Kind.READY or reply.step != self.step_number or reply.packets:
+        elif reply.kind != Kind.READY or reply.step != ready or reply.packets:
             raise ProtocolError(
-                f"{name} sent {reply.kind.name} for step {reply.step}, but an empty READY for step {self.step_number} "
-                "is expected: it was told to hold."
+                f"{name} sent {reply.kind.name} for step {reply.step}, but an empty READY for step {ready} is "
+                "expected: it was told to hold."
             )
 
     def _decode(self, party: int, report: Message, rows: Rows) -> Tensor:
