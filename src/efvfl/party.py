@@ -14,7 +14,8 @@ from torch import Tensor
 from efvfl.batches import ALL, Batches, Rows, Source, columns_of, take
 from efvfl.block import Block, aside
 from efvfl.channel import Channel, Packets, unpack
-from efvfl.errors import ConfigError, ProtocolError
+from efvfl.crew import Crew, forward
+from efvfl.errors import ProtocolError
 from efvfl.packet import Kind, Message
 from efvfl.rng import derive, seeded
 
@@ -84,6 +85,7 @@ class Party:
         self.reports_all = reports_all
         self.local_steps = local_steps
         self.stale = stale  # whether it agreed that training may go on while it is away
+        self.crew: Crew | None = None  # workers that share the passes of the local model
         self.step = 0
         self._report: _Report | None = None
         self._answered: tuple[Kind, int] | None = None
@@ -129,16 +131,10 @@ class Party:
         return Message(Kind.READY, self.step) if message.hold else self._make_report()
 
     def _forward(self, rows: Rows, step: int, turn: int) -> Tensor:
-        x = columns_of(self.features, rows, step)
-        version = x._version
-        with seeded(derive(self.key, step, turn)):
-            h: Tensor = self.block.module(x)
-        if x._version != version and isinstance(rows, slice):
-            raise ConfigError(
-                f"the local model of {self.name!r} works in place on its input, which would spoil the columns: "
-                "give its first layer inplace=False."
-            )
-        return h
+        key = derive(self.key, step, turn)
+        if self.crew:
+            return self.crew.forward(rows, step, key)
+        return forward(self.block.module, self.features, rows, step, key, self.name)
 
     def _make_report(self) -> Message:
         """Compute h, send the compressed change of it, and keep the graph."""
@@ -189,6 +185,8 @@ class Party:
         """Go on from a saved state. A report that was under way is computed again, without sending it."""
         self.step = int(state["step"])
         self.block.load_state_dict(state["block"])
+        if self.crew:
+            self.crew.share(self.step)
         self.up.load_state_dict(state["up"])
         self.guide.load_state_dict(state["guide"])
         answered = state["answered"]
@@ -203,9 +201,12 @@ class Party:
         assert self._reply is not None, "a report is a reply"
         rows = self.batches.rows(self.step)
         reported = ALL if self.reports_all else rows
-        with seeded(derive(self.key, self.step, 0)):
-            copies = {name: value.clone() for name, value in buffers.items()}
-            h = aside(self.block.module, columns_of(self.features, reported, self.step), buffers=copies)
+        if self.crew:  # whose models change no buffers
+            h = self._forward(reported, self.step, 0)
+        else:
+            with seeded(derive(self.key, self.step, 0)):
+                copies = {name: value.clone() for name, value in buffers.items()}
+                h = aside(self.block.module, columns_of(self.features, reported, self.step), buffers=copies)
         self._keep(rows, h, self.up.last(reported, self._reply.packets[self.number], len(h)), buffers)
 
     @property
