@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -19,6 +20,8 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from efvfl import checkpoint, observe
 from efvfl.batches import Batches, Rows, Source, columns_of
@@ -91,7 +94,8 @@ class Crew:
         _refuse_batch_norm(block.module, name, self.size)
         backend = "cpu:gloo,cuda:nccl" if any(p.is_cuda for p in block.parameters) else "gloo"
         with self._together():
-            dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
+            store, wait = _meet(self.rank, self.size, seconds), timedelta(seconds=seconds)
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=wait)
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
@@ -275,6 +279,32 @@ class Crew:
             shape = (part.stop - part.start, *self.features.shape[1:])
             x = self._receive(torch.empty(shape, dtype=self.features.dtype))
             self._reply(observe.represent(self.block.module, x))
+
+
+def _meet(rank: int, size: int, seconds: float) -> Store:
+    """Return a store that the workers of this start have to themselves.
+
+    torchrun's own outlives a restart, with the addresses of the dead in it, and who looks there too early dials them.
+    So every worker asks for a new place under a word that nobody has used before, and rank 0 answers until all
+    are there.
+    """
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
+    word = secrets.token_hex(8)
+    if rank:
+        store.set(f"hello {rank}", word)
+        place = store.get(f"answer to {word}").decode()
+        store.set(f"{place} {rank}", "here")
+        return PrefixStore(place, store)
+    absent, ends = set(range(1, size)), time.monotonic() + seconds
+    while absent:
+        for other in sorted(absent):
+            if store.check([f"hello {other}"]):  # perhaps a dead one's, and then there will be another
+                store.set(f"answer to {store.get(f'hello {other}').decode()}", word)
+        absent = {other for other in absent if not store.check([f"{word} {other}"])}
+        if time.monotonic() > ends:
+            raise RuntimeError(f"workers {sorted(absent)} did not come within {seconds:,.0f} seconds")
+        time.sleep(0.01)
+    return PrefixStore(word, store)
 
 
 def _refuse_batch_norm(module: nn.Module, name: str, workers: int) -> None:
