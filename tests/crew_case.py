@@ -19,6 +19,7 @@ from efvfl.cli import main
 from efvfl.crew import Crew
 from efvfl.errors import ConfigError, WorkerError
 from efvfl.observe import represent
+from efvfl.vision import resnet18
 
 WORKERS = 3
 PLACE = 1  # of the party that has workers
@@ -38,9 +39,13 @@ class Spare(nn.Module):
         return torch.tanh(self.layer(x))
 
 
-def models(seed: int) -> list[nn.Module]:
-    torch.manual_seed(seed)
-    return [nn.Linear(5, 4).double(), Spare(3, 4).double(), nn.Linear(4, 4).double()]
+def spare() -> nn.Module:
+    return Spare(3, 4)
+
+
+def grouped() -> nn.Module:
+    """An image model on images of one pixel."""
+    return nn.Sequential(nn.Unflatten(1, (3, 1, 1)), resnet18(3, 4, channels=4, norm="group"))
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,17 @@ class Case:
 
     options: dict[str, Any] = field(default_factory=dict)  # of `federate`
     optimizer: Optimizer = ADAM
+    own: Callable[[], nn.Module] = spare  # the model of the party that has workers
     steps: int = 7
 
+    def model(self, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return self.own().double()
+
     def federation(self) -> Federation:
-        return problem(optimizer=self.optimizer, models=models(seed=5), **self.options)
+        own = self.model(seed=5)
+        models = [nn.Linear(5, 4).double(), own, nn.Linear(4, 4).double()]
+        return problem(optimizer=self.optimizer, models=models, **self.options)
 
 
 CASES = {
@@ -61,6 +73,7 @@ CASES = {
     "all rows, local steps": Case(
         {"batch_size": 16, "agreement": Agreement(labels="shared", reports="all", local_steps=2)}, DECAY
     ),
+    "group normalisation": Case({"batch_size": 20}, own=grouped),
 }
 
 
@@ -92,7 +105,7 @@ def train(case: Case) -> Left:
     made = case.federation()
     batches = made.server.batches
     if crew.rank():
-        block = Block(models(seed=6 + crew.rank())[PLACE], case.optimizer, batches.per_epoch)  # it is told which to use
+        block = Block(case.model(seed=6), case.optimizer, batches.per_epoch)  # with parameters that nobody asked for
         Crew(block, x, batches, "party2").work()
         return Left(copy_of(block), [], None)
     party = made.parties["party2"]
