@@ -162,9 +162,9 @@ def counting() -> str:
 
 def silent() -> str:
     """The error that workers get when rank 0 says nothing."""
-    group = Crew(Block(nn.Linear(4, 2), None), torch.ones(60, 4), problem().server.batches, "a", seconds=0.5)
+    group = Crew(Block(nn.Linear(4, 2), None), torch.ones(60, 4), problem().server.batches, "a", seconds=2.0)
     if group.rank == 0:
-        time.sleep(2.0)
+        time.sleep(3.5)
         dist.destroy_process_group()
         return ""
     try:

@@ -29,7 +29,7 @@ from efvfl.block import Block, flatten, unflatten
 from efvfl.errors import ConfigError, EfvflError, WorkerError
 from efvfl.rng import derive, seeded
 
-SECONDS = 600.0  # how long a worker waits for another one
+SECONDS = 600.0  # how long a worker waits for another one, at the start and later
 QUIET = 30.0  # seconds after which rank 0 says that it is still there
 _KEYS = (1 << 63) - 1  # what an order has room for, and all that a generator takes
 
@@ -82,7 +82,7 @@ class Crew:
     """One worker of a party: rank 0 calls the methods of a party, the others `work`."""
 
     def __init__(self, block: Block, features: Tensor, batches: Batches, name: str, seconds: float = SECONDS) -> None:
-        """Meet the other workers."""
+        """Meet the other workers; `seconds` is how long one waits for another from then on."""
         self.block = block
         self.features = features
         self.batches = batches
@@ -94,7 +94,7 @@ class Crew:
         _refuse_batch_norm(block.module, name, self.size)
         backend = "cpu:gloo,cuda:nccl" if any(p.is_cuda for p in block.parameters) else "gloo"
         with self._together():
-            store, wait = _meet(self.rank, self.size, seconds), timedelta(seconds=seconds)
+            store, wait = _meet(self.rank, self.size), timedelta(seconds=seconds)
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=wait)
 
     @contextlib.contextmanager
@@ -103,8 +103,9 @@ class Crew:
             yield
         except RuntimeError as error:
             other = "a worker" if self.rank == 0 else "the worker of rank 0"
+            reason = str(error).partition(". ")[0]  # gloo goes on at length
             raise WorkerError(
-                f"{other} of {self.name!r} is gone or silent ({error}). All must start again, from the checkpoint: "
+                f"{other} of {self.name!r} is gone or silent ({reason}). All must start again, from the checkpoint: "
                 "`torchrun --max-restarts` does so by itself."
             ) from error
 
@@ -137,14 +138,14 @@ class Crew:
     def _add_up(self) -> None:
         """Make every worker's gradient the sum of all; one that nobody has stays none, as with one worker."""
         parameters = self.block.parameters
-        used = [torch.tensor([float(p.grad is not None)]) for p in parameters]
+        used = torch.tensor([float(p.grad is not None) for p in parameters])
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        total = flatten([*grads, *(u.to(g.device) for u, g in zip(used, grads, strict=True))], self.block.dtype)
+        total = flatten([*grads, used.to(grads[0].device)], self.block.dtype)
         total = total if total.is_cuda else total.cpu()
         with self._together():
             dist.all_reduce(total)
-        unflatten(total, [*grads, *used])
-        for parameter, gradient, count in zip(parameters, grads, used, strict=True):
+        unflatten(total, [*grads, used])
+        for parameter, gradient, count in zip(parameters, grads, used.tolist(), strict=True):
             parameter.grad = gradient if count else None
 
     # Rank 0.
@@ -281,28 +282,28 @@ class Crew:
             self._reply(observe.represent(self.block.module, x))
 
 
-def _meet(rank: int, size: int, seconds: float) -> Store:
+def _meet(rank: int, size: int) -> Store:
     """Return a store that the workers of this start have to themselves.
 
     torchrun's own outlives a restart, with the addresses of the dead in it, and who looks there too early dials them.
     So every worker asks for a new place under a word that nobody has used before, and rank 0 answers until all
     are there.
     """
-    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=SECONDS)))
     word = secrets.token_hex(8)
     if rank:
         store.set(f"hello {rank}", word)
         place = store.get(f"answer to {word}").decode()
         store.set(f"{place} {rank}", "here")
         return PrefixStore(place, store)
-    absent, ends = set(range(1, size)), time.monotonic() + seconds
+    absent, ends = set(range(1, size)), time.monotonic() + SECONDS
     while absent:
         for other in sorted(absent):
             if store.check([f"hello {other}"]):  # perhaps a dead one's, and then there will be another
                 store.set(f"answer to {store.get(f'hello {other}').decode()}", word)
         absent = {other for other in absent if not store.check([f"{word} {other}"])}
         if time.monotonic() > ends:
-            raise RuntimeError(f"workers {sorted(absent)} did not come within {seconds:,.0f} seconds")
+            raise RuntimeError(f"workers {sorted(absent)} did not come within {SECONDS:,.0f} seconds")
         time.sleep(0.01)
     return PrefixStore(word, store)
 
