@@ -322,6 +322,7 @@ def test_the_copies_of_both_workers_are_equal(trained: Path) -> None:
     assert same(copy, {"module": block["module"], "optimizer": block["optimizer"]["state"]})
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_changes_nothing(trained: Path, tmp_path: Path) -> None:
     """torchrun starts both again: rank 0 from its checkpoint, the other one from what rank 0 tells it."""
     killed: list[int] = []

@@ -206,7 +206,7 @@ class Crew:
     def represent(self, x: Tensor) -> Tensor:
         """Return the exact representation of some rows, in evaluation mode."""
         self._tell(_Order.REPRESENT, len(x))
-        sent = self._send(x)
+        sent = self._send(x.to(self.features.dtype))
         own = observe.represent(self.block.module, x[self._part(len(x), 0)])
         with self._together():
             for work in sent:
