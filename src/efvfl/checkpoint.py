@@ -92,12 +92,24 @@ def _restore(value: Any, tensors: dict[str, Tensor]) -> Any:
     raise CheckpointError(f"a checkpoint holds an entry of unknown form: {str(value)[:80]}")
 
 
-def save(path: Path | str, state: dict[str, Any]) -> None:
-    """Write a state."""
+def to_bytes(state: dict[str, Any]) -> bytes:
+    """Return a state as the bytes of its file."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_strip(state, tensors))
+    return safetensors.torch.save(tensors, metadata={"efvfl": "1", "tree": tree})
+
+
+def from_bytes(data: bytes) -> Any:
+    """Return the state that `to_bytes` was given."""
+    size = int.from_bytes(data[:8], "little")  # of the header, which safetensors' own reader of bytes keeps to itself
+    tree = json.loads(data[8 : 8 + size])["__metadata__"]["tree"]
+    return _restore(json.loads(tree), safetensors.torch.load(data))
+
+
+def save(path: Path | str, state: dict[str, Any]) -> None:
+    """Write a state."""
     try:
-        data = safetensors.torch.save(tensors, metadata={"efvfl": "1", "tree": tree})
+        data = to_bytes(state)
     except safetensors.SafetensorError as error:
         raise CheckpointError(f"cannot write {path}: {error}.") from error
     write_atomically(Path(path), data)

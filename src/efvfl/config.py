@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -45,6 +45,8 @@ class ModelConfig:
     activation: str = "relu"
     last: str = "sigmoid"  # activation of the representation
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of resnet18, mvcnn or your own module
+    device: Literal["cpu", "cuda", "mps"] = "cpu"  # where it computes
+    precision: Literal["float32", "bfloat16"] = "float32"  # what it computes in; all else stays in float32
 
     def __post_init__(self) -> None:
         """Refuse layers without entries."""
@@ -204,6 +206,12 @@ class RunConfig:
     def of(self, name: str) -> PartyConfig:
         """Return what is special about a party; nothing, if the file does not mention it."""
         return next((party for party in self.party if party.name == name), PartyConfig(name))
+
+
+def on_device(config: RunConfig, device: Literal["cpu", "cuda", "mps"]) -> RunConfig:
+    """Have every local model compute on this device, whatever the file says."""
+    parties = tuple(replace(p, model=replace(p.model, device=device)) if p.model else p for p in config.party)
+    return replace(config, model=replace(config.model, device=device), party=parties)
 
 
 def at_least(least: int, **values: int) -> None:

@@ -98,7 +98,7 @@ def gradient(models: Sequence[nn.Module], fusion: Fusion, split: Split, loss: Lo
 
 def squared_norm(tensors: Sequence[Tensor]) -> float:
     """Return the sum of all squares, in double precision."""
-    return float(sum(t.double().square().sum() for t in tensors))
+    return float(sum(t.cpu().double().square().sum() for t in tensors))
 
 
 def represent(model: nn.Module, features: Tensor) -> Tensor:

@@ -14,12 +14,13 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from efvfl.batches import ALL, Batches, Rows, Source, columns_of, take
-from efvfl.block import Block, aside, copied
+from efvfl.batches import ALL, Batches, Rows, Source, take
+from efvfl.block import Block, copied
 from efvfl.channel import Channel, Packets, unpack
-from efvfl.errors import ConfigError, ProtocolError
+from efvfl.crew import Crew, forward
+from efvfl.errors import ProtocolError
 from efvfl.packet import Kind, Message
-from efvfl.rng import derive, seeded
+from efvfl.rng import derive
 
 MOST_MISSED = 1 << 24  # steps that a party may have been away
 
@@ -90,6 +91,7 @@ class Party:
         self.local_steps = local_steps
         self.stale = stale  # whether it agreed that training may go on while it is away
         self.window = window  # reports that may be open at a time
+        self.crew: Crew | None = None  # workers that share the passes of the local model
         self.step = 0  # the next one to learn from
         self._reports: list[_Report] = []  # open: on this step and those after it
         self._replies: list[tuple[Kind, int, Message]] = []  # the last ones, and what each of them answered
@@ -135,17 +137,12 @@ class Party:
         self.step, self._reports = message.step, []
         return Message(Kind.READY, self.step) if message.hold else self._make_report()
 
-    def _forward(self, rows: Rows, step: int, turn: int, leaves: dict[str, Tensor]) -> Tensor:
-        x = columns_of(self.features, rows, step)
-        version = x._version
-        with seeded(derive(self.key, step, turn)):
-            h = aside(self.block.module, x, values=leaves)
-        if x._version != version and isinstance(rows, slice):
-            raise ConfigError(
-                f"the local model of {self.name!r} works in place on its input, which would spoil the columns: "
-                "give its first layer inplace=False."
-            )
-        return h
+    def _forward(self, rows: Rows, step: int, turn: int, values: dict[str, Tensor]) -> Tensor:
+        """Return the representation of some rows, with these values in place of parameters and buffers."""
+        key = derive(self.key, step, turn)
+        if self.crew:  # whose models change no buffers, and which has no pipeline: there is nothing to put in place
+            return self.crew.forward(rows, step, key)
+        return forward(self.block.module, self.features, rows, step, key, self.name, values)
 
     def _make_report(self) -> Message:
         """Compute h of the next step, send the compressed change of it, and keep the graph."""
@@ -209,6 +206,8 @@ class Party:
         """Go on from a saved state. Reports that were under way are computed again, without sending them."""
         self.step = int(state["step"])
         self.block.load_state_dict(state["block"])
+        if self.crew:
+            self.crew.share(self.step)
         self.up.load_state_dict(state["up"])
         self.guide.load_state_dict(state["guide"])
         self._replies = [(Kind(kind), int(at), Message.from_bytes(data)) for kind, at, data in state["replies"]]
@@ -221,9 +220,8 @@ class Party:
         rows = self.batches.rows(message.step)
         reported = ALL if self.reports_all else rows
         leaves = {name: copied(value) for name, value in saved.get("leaves", {}).items()}
-        with seeded(derive(self.key, message.step, 0)):
-            buffers = {name: value.clone() for name, value in saved["buffers"].items()}
-            h = aside(self.block.module, columns_of(self.features, reported, message.step), values=buffers | leaves)
+        buffers = {name: value.clone() for name, value in saved["buffers"].items()}
+        h = self._forward(reported, message.step, 0, buffers | leaves)
         surrogate = saved.get("surrogate")
         if surrogate is None:
             surrogate = self.up.last(reported, message.packets[self.number], len(h))
