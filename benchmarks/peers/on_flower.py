@@ -93,7 +93,7 @@ def train(grid: Grid, context: Context) -> None:
         return [unpack(answers[node]) for node in nodes]
 
     samples, losses = problem.train(exchange, options.warm, options.steps)
-    mode = "simulation, one message a step, two workers"
+    mode = "simulation, one message a step, a worker for each core"
     print(problem.report("Flower", version("flwr"), mode, samples, losses, sent, problem.deviation(losses)), flush=True)
 
 
