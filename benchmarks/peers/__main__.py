@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one script")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "peers.json")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the script under way is ended too
     facts = machine()
     found: dict[str, list[Row]] = {case.name: [] for case in CASES if options.only in (None, case.name)}
     for turn in range(options.rounds):
