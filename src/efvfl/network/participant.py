@@ -180,8 +180,8 @@ def build_party(config: RunConfig, plan: Plan, holding: Holding, name: str) -> P
     if crew.size() > 1:
         if config.agreement.pipeline:  # a worker keeps the graph of one forward pass
             raise ConfigError(
-                f"torchrun started {crew.size()} workers of {name!r}, but agreement.pipeline = true has two steps under "
-                "way, and workers share one: use one worker, or pipeline = false."
+                f"torchrun started {crew.size()} workers of {name!r}, but agreement.pipeline = true has two steps "
+                "under way, and workers share one: use one worker, or pipeline = false."
             )
         party.crew = Crew(party.block, x, plan.batches, name)
         party.crew.share()
