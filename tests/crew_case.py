@@ -114,7 +114,8 @@ def train(case: Case) -> Left:
     for step in range(case.steps):
         if step == case.steps // 2:
             state = party.state_dict()
-            party.block.load_vector(torch.zeros_like(party.block.vector()))  # what is loaded must be shared
+            party.block.load_vector(torch.zeros_like(party.block.vector()))
+            party.crew.share()  # all have gone wrong, and what is loaded must reach all
             party.load_state_dict(state)
         made.step()
         crew.QUIET = 0.0
