@@ -93,7 +93,7 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console, stack
         raise ConfigError(f"{name!r} sits next to the server: `efvfl serve` does its part.")
     identity = identity_of(options, name)
     _warn_of_seed(config, name)
-    plan = participant.make_plan(config, holding)
+    plan = participant.make_plan(config, holding, folder_of(options, name))
     party = participant.build_party(config, plan, holding, name)
     stack.callback(Lock(folder_of(options, name)).release)
     network = config.network
