@@ -108,7 +108,7 @@ class Channel:
     def restore(self, rows: Rows, surrogate: Tensor) -> None:
         """Set the surrogate of these rows to the other end's."""
         assert isinstance(self.memory, ErrorFeedback), "checked when the federation was built"
-        self.memory.g[rows] = surrogate
+        self.memory.g[rows] = surrogate.to(self.memory.g.dtype)
 
     def last(self, rows: Rows, packets: Packets, count: int) -> Tensor:
         """Return the surrogate that absorbing these packets, the last ones, has left."""

@@ -28,8 +28,8 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
             pages = mmap.mmap(file.fileno(), size)
     except OSError as error:
         raise ConfigError(
-            f"cannot make a file of {size:,} bytes for a memory in {folder}: {error}. Make room there, or keep memories "
-            "in RAM."
+            f"cannot make a file of {size:,} bytes for a memory in {folder}: {error}. Make room there, or keep "
+            "memories in RAM."
         ) from error
     return torch.frombuffer(pages, dtype=dtype).reshape(shape)
 
