@@ -622,11 +622,15 @@ def goes_on(network: Network) -> None:
             ],
         ),
         ({"agreement": {"reports": "all"}}, ["agreement.reports: the server has 'batch', left has 'all'"]),
+        (
+            {"agreement": {"memory_dtype": "bfloat16"}},
+            ["agreement.memory_dtype: the server has '', left has 'bfloat16'"],
+        ),
         ({"optimizer": {"name": "Adam"}}, ["optimizer.name: the server has 'SGD', left has 'Adam'"]),
         ({"file": "fewer.npz"}, ["the server holds 24 train rows, left holds 20: align the tables"]),
         ({"file": "swapped.npz"}, ["rows each, but not the same ids in the same order: align the tables"]),
     ],
-    ids=["batch-size", "seed", "method", "agreement", "optimizer", "row-count", "row-order"],
+    ids=["batch-size", "seed", "method", "agreement", "memory", "optimizer", "row-count", "row-order"],
 )
 def test_another_file_is_refused_with_what_differs(
     rows: Path, changes: dict[str, Any], texts: list[str], tmp_path: Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,7 @@ class Plan:
     optimizer: Optimizer
     label_holder: str = ""  # a party that sits next to the server
     stale: bool = False  # whether steps may go without a party that is missing
+    mapped: Path | None = None  # each its own choice: a folder where memories lie in files; None: they are in RAM
 
     def link(self, party: int, direction: str) -> Link:
         """Return the uplink or downlink of a party; next to the server, and with private labels, nothing is lost."""
@@ -57,7 +59,9 @@ class Plan:
     def channel(self, party: int, direction: str, key: int = 0) -> Channel:
         """Return one end of the channel that carries a party's representation (up) or cotangent (down)."""
         link, width = self.link(party, direction), self.widths[party]
-        made = memory.make(link.memory, (self.batches.samples, width), self.dtype, link.start)
+        narrow = torch.bfloat16 if self.agreement.memory_dtype == "bfloat16" else None
+        shape = (self.batches.samples, width)
+        made = memory.make(link.memory, shape, self.dtype, link.start, narrow, self.mapped)
         what = f"{self.names[party]}'s {'representation' if direction == 'up' else 'cotangent'}"
         return Channel(link.compressor, made, (width,), self.dtype, key, what)
 

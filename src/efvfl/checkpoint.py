@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,27 @@ from torch import Tensor
 from efvfl.errors import CheckpointError
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` at `path` so that no crash leaves half of it."""
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield the name of a file to write, then put it at `path` so that no crash leaves half of it."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "wb") as file:
-            file.write(data)
-            file.flush()
+        yield part
+        with open(part, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(part, path)
-    except OSError as error:
+    except (OSError, safetensors.SafetensorError) as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise CheckpointError(f"cannot write {path}: {error}. What was there before is untouched.") from error
     sync_folder(path.parent)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put `data` at `path` so that no crash leaves half of it."""
+    with _replacing(path) as part:
+        part.write_bytes(data)
 
 
 def sync_folder(folder: Path) -> None:
@@ -92,11 +99,17 @@ def _restore(value: Any, tensors: dict[str, Tensor]) -> Any:
     raise CheckpointError(f"a checkpoint holds an entry of unknown form: {str(value)[:80]}")
 
 
-def to_bytes(state: dict[str, Any]) -> bytes:
-    """Return a state as the bytes of its file."""
+def _parts(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return a state as safetensors takes it: tensors by name, and the rest as text."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_strip(state, tensors))
-    return safetensors.torch.save(tensors, metadata={"efvfl": "1", "tree": tree})
+    return tensors, {"efvfl": "1", "tree": tree}
+
+
+def to_bytes(state: dict[str, Any]) -> bytes:
+    """Return a state as the bytes of its file."""
+    tensors, words = _parts(state)
+    return safetensors.torch.save(tensors, metadata=words)
 
 
 def from_bytes(data: bytes) -> Any:
@@ -107,12 +120,10 @@ def from_bytes(data: bytes) -> Any:
 
 
 def save(path: Path | str, state: dict[str, Any]) -> None:
-    """Write a state."""
-    try:
-        data = to_bytes(state)
-    except safetensors.SafetensorError as error:
-        raise CheckpointError(f"cannot write {path}: {error}.") from error
-    write_atomically(Path(path), data)
+    """Write a state. Tensors go from where they lie to the disk, without a copy of the whole in RAM."""
+    tensors, words = _parts(state)
+    with _replacing(Path(path)) as part:
+        safetensors.torch.save_file(tensors, part, metadata=words)
 
 
 def load(path: Path | str) -> dict[str, Any]:

@@ -181,7 +181,7 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
         torch.set_num_threads(config.threads)
     out: Path = options.out or Path("runs") / options.file.stem
     data = load_data(config, options.file.parent)
-    federation = make_federation(config, data)
+    federation = make_federation(config, data, out)
     records = _train(federation, config, out, options.resume, console)
     if not records:
         raise ConfigError(f"epochs = {config.epochs} leaves nothing to train.")
@@ -223,7 +223,8 @@ def _train(federation: Federation, config: RunConfig, out: Path, resume: bool, c
     from efvfl.train import Record
 
     path, lines = out / "checkpoint.safetensors", out / "records.jsonl"
-    identity = asdict(replace(config, epochs=0))  # a run may go on for more epochs than it was started with
+    # A run may go on for more epochs than it was started with, and with its memories elsewhere.
+    identity = asdict(replace(config, epochs=0, memory="ram"))
     identity["rows"] = {
         name: list(x.shape) for name, x in zip(federation.parties, federation.splits["train"].features, strict=True)
     }

@@ -144,6 +144,7 @@ class RunConfig:
     batch_order: Literal["shuffle", "independent"] = "shuffle"
     loss: str = "cross_entropy"
     class_weights: str | tuple[float, ...] = ()  # "balanced", or one for each class; empty: all rows count alike
+    memory: Literal["ram", "mapped"] = "ram"  # where surrogates are; mapped: in scratch files, for very many rows
     threads: int = 1  # of torch; small models are fastest with one, 0: as torch decides
     observe_every: int = 1  # epochs between two records
     observe_gradient: bool = True  # also the full gradient and the distortion, which cost about an epoch
@@ -169,6 +170,12 @@ class RunConfig:
             (self.protect.on and agreement.labels == "shared", "protect", "labels are shared: no cotangent is sent"),
             (method.fusion and agreement.fusion != "compress", "method.fusion", "agreement.fusion is not 'compress'"),
             (method.start == "exact" and method.name != "efvfl", "method.start", f"{method.name} has no memory"),
+            (
+                agreement.memory_dtype and method.name != "efvfl",
+                "agreement.memory_dtype",
+                f"{method.name} has no memory",
+            ),
+            (self.memory == "mapped" and method.name != "efvfl", "memory", f"{method.name} has none"),
             (
                 agreement.labels == "private" and agreement.downlink != "relay",
                 "agreement.downlink",

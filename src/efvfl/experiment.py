@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -147,7 +148,14 @@ def _head(config: FusionConfig, inputs: int, outputs: int) -> nn.Module:
     return models.mlp(inputs, outputs, config.hidden, config.activation)
 
 
-def make_federation(config: RunConfig, data: Dataset) -> Federation:
+def memory_folder(config: RunConfig, folder: Path | None) -> Path | None:
+    """Return where memories lie in files: in a participant's folder if it has one; None: they are in RAM."""
+    if config.memory == "ram":
+        return None
+    return Path(tempfile.gettempdir()) if folder is None else folder
+
+
+def make_federation(config: RunConfig, data: Dataset, folder: Path | None = None) -> Federation:
     """Build a run in one process. Every initial parameter and every random draw comes from its seed, by name."""
     for party in config.party:
         if party.name not in data.names:
@@ -181,4 +189,5 @@ def make_federation(config: RunConfig, data: Dataset) -> Federation:
         test=rows(data.test),
         label_holder=config.label_holder,
         sources=data.sources,
+        mapped=memory_folder(config, folder),
     )

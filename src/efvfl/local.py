@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +67,7 @@ def federate(
     label_holder: str = "",
     sources: Sequence[Source] | None = None,
     wire: bool = False,
+    mapped: Path | None = None,
 ) -> Federation:
     """Make a federation in one process, ready to train.
 
@@ -78,7 +80,7 @@ def federate(
     - `label_holder`: the party, if any, that sits next to the server.
     - `sources`: what parties train on in place of `features`, such as augmented images; records use `features`.
     - `wire`: send every message through its bytes, which changes nothing but time.
-
+    - `mapped`: a folder where memories lie in files without a name, for more rows than RAM has room for.
     - `private_seeds`: of participants that do not want theirs to follow from `seed`, by name; '' is the server.
 
     All randomness comes from these seeds, by name. The models are trained in place.
@@ -107,6 +109,7 @@ def federate(
         loss=losses.lookup(loss),
         optimizer=optimizer or Optimizer(),
         label_holder=label_holder,
+        mapped=mapped,
     )
     _check_parts(plan, splits["train"], models, fusion)
     private = private_seeds or {}

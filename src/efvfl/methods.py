@@ -67,6 +67,7 @@ class Agreement:
     local_steps: int = 1  # the paper's Q: updates of every block in one round
     digest_every: int = 50  # replicate: steps between two comparisons of the copies
     pipeline: bool = False  # work on step t + 1 while the answer to step t travels: updates are one step stale
+    memory_dtype: Literal["", "bfloat16"] = ""  # of surrogates at all ends: narrower is half the size, and rounds them
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, and say why."""
@@ -75,6 +76,7 @@ class Agreement:
             ("downlink", ("relay", "aggregate")),
             ("fusion", ("send", "replicate", "compress")),
             ("reports", ("batch", "all")),
+            ("memory_dtype", ("", "bfloat16")),
         ):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name} = {getattr(self, name)!r} came, one of {', '.join(choices)} is expected.")

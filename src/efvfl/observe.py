@@ -126,5 +126,7 @@ def distortion(channel: Channel, h: Tensor, rows: Rows | None, step: int) -> flo
             before = before[~new]
     key = at_step(channel.key, step)
     after = torch.from_numpy(decode(channel.compressor.at(step).encode(before.numpy(), key), before.numel()))
+    if isinstance(channel.memory, ErrorFeedback) and rows is not None:
+        after = channel.memory.change(rows, after)
     rest = 0.0 if before is residual else squared_norm([residual]) - squared_norm([before])  # of rows not reported
     return rest + squared_norm([after - before])

@@ -100,7 +100,7 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console, stack
         return
     identity = identity_of(options, name)
     _warn_of_seed(config, name)
-    plan = participant.make_plan(config, holding)
+    plan = participant.make_plan(config, holding, folder_of(options, name))
     party = participant.build_party(config, plan, holding, name)
     if party.crew:
         stack.push(party.crew.leave)

@@ -27,6 +27,7 @@ from efvfl.experiment import (
     local_model,
     make_loss,
     make_optimizer,
+    memory_folder,
     model_config,
     private_seed,
 )
@@ -118,8 +119,8 @@ def _own_files(config: RunConfig, folder: Path, name: str, party: str) -> Holdin
     return held
 
 
-def make_plan(config: RunConfig, holding: Holding) -> Plan:
-    """Return what all participants know, as this one's file says it."""
+def make_plan(config: RunConfig, holding: Holding, home: Path | None = None) -> Plan:
+    """Return what all participants know, as this one's file says it; `home` is the participant's folder."""
     widths = [model_config(config, name).width for name in holding.names]
     if config.fusion.combine != "concat" and len(set(widths)) > 1:
         raise ConfigError(f"combine = {config.fusion.combine!r} needs equal widths, but {widths} came: use 'concat'.")
@@ -140,6 +141,7 @@ def make_plan(config: RunConfig, holding: Holding) -> Plan:
         optimizer=make_optimizer(config.optimizer),
         label_holder=config.label_holder,
         stale=config.network.on_missing == "stale",
+        mapped=memory_folder(config, home),
     )
 
 

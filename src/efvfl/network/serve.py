@@ -52,7 +52,7 @@ class Serving:
         self.config = config
         self.holding = holding
         self.folder = folder
-        self.plan = make_plan(config, holding)
+        self.plan = make_plan(config, holding, folder)
         self.server = build_server(config, self.plan, holding)
         here = config.label_holder
         self.party = build_party(config, self.plan, holding, here) if here else None  # the label holder's own columns
