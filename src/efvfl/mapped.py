@@ -26,6 +26,8 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
         with tempfile.TemporaryFile(dir=folder) as file:
             _reserve(file.fileno(), size)
             pages = mmap.mmap(file.fileno(), size)
+            # A batch is rows from everywhere: what lies around them need not be read, held or written with them.
+            pages.madvise(mmap.MADV_RANDOM)
     except OSError as error:
         raise ConfigError(
             f"cannot make a file of {size:,} bytes for a memory in {folder}: {error}. Make room there, or keep "

@@ -1,0 +1,233 @@
+"""Ten million rows: what a federation keeps in RAM, what a checkpoint costs, and how a step grows with the rows.
+
+`python -m benchmarks.memory` trains four parties and their server in one process, with shared labels, the combination
+on the downlink, columns made on demand and memories in files, and prints what /proc says of that process. Then it takes
+steps at ten thousand and at ten million rows in turn. Linux only; it uses 15 GB of disk and 6 GB of RAM for a while.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.timing import Timing, alternate
+from efvfl import Agreement, Batches, Federation, Optimizer, TopK, checkpoint, efvfl, losses
+from efvfl.batches import Rows
+from efvfl.build import Plan, make_party, make_server
+from efvfl.channel import Channel
+from efvfl.fusion import Fusion
+from efvfl.ledger import Ledger
+from efvfl.memory import ErrorFeedback
+from efvfl.transport import LocalTransport
+
+PARTIES, COLUMNS, WIDTH, CLASSES, BATCH = 4, 32, 16, 2, 128
+FEW, MANY = 10_000, 10_000_000
+STEPS = 300
+LIMIT = 1e9  # bytes of anonymous memory
+GROWTH = 1.2
+AGREEMENTS = {
+    "private": Agreement(labels="private"),
+    "aggregate": Agreement(labels="shared", downlink="aggregate", fusion="replicate"),
+}
+MB = 1e6
+
+
+class Made:
+    """Columns that follow from the number of a row, at a cost that does not depend on it."""
+
+    def __init__(self, party: int, samples: int) -> None:
+        """Be one party's columns of so many rows."""
+        self.samples = samples
+        generator = torch.Generator().manual_seed(party)
+        self.factors = torch.randint(1 << 40, 1 << 60, (COLUMNS,), generator=generator) | 1
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.samples
+
+    def batch(self, rows: Rows, step: int) -> Tensor:
+        """Return 16 middle bits of the products of row numbers and large odd factors, as numbers from -1 to 1."""
+        assert isinstance(rows, Tensor), "batches are smaller than all rows"
+        return _scrambled(rows, self.factors)
+
+
+def _scrambled(rows: Tensor, factors: Tensor) -> Tensor:
+    return (((rows + 1).unsqueeze(1) * factors >> 40) & 0xFFFF).float() / 32768 - 1
+
+
+def labels_of(sources: list[Made], samples: int) -> Tensor:
+    """Return classes that depend on the first column of every party, made a part at a time."""
+    labels, first = torch.empty(samples, dtype=torch.int64), torch.stack([source.factors[0] for source in sources])
+    for start in range(0, samples, 1 << 16):
+        rows = torch.arange(start, min(start + (1 << 16), samples))
+        labels[rows] = (_scrambled(rows, first).sum(dim=1) > 0).long()
+    return labels
+
+
+def federation(samples: int, agreement: Agreement, folder: Path | None) -> Federation:
+    """Build every participant by itself; those with labels share one tensor of them."""
+    torch.manual_seed(0)
+    names = [f"party{k}" for k in range(1, PARTIES + 1)]
+    plan = Plan(
+        names=names,
+        widths=[WIDTH] * PARTIES,
+        dtype=torch.float32,
+        batches=Batches(samples, BATCH, seed=1),
+        method=efvfl(TopK(0.1)),
+        agreement=agreement,
+        loss=losses.lookup("cross_entropy"),
+        optimizer=Optimizer("Adam", {"lr": 0.01}),
+        mapped=folder,
+    )
+    sources = [Made(k, samples) for k in range(PARTIES)]
+    labels = labels_of(sources, samples)
+
+    def fusion() -> Fusion:
+        return Fusion(nn.Linear(WIDTH, CLASSES), "sum")
+
+    parties = {}
+    for name, source in zip(names, sources, strict=True):
+        model = nn.Sequential(nn.Linear(COLUMNS, WIDTH), nn.Tanh())
+        held = (fusion(), labels) if agreement.labels == "shared" else ()
+        parties[name] = make_party(plan, name, model, source, 2, *held)
+    server = make_server(plan, fusion(), labels, 3)
+    ledger = Ledger()
+    return Federation(server, parties, LocalTransport(parties, ledger), ledger, {})
+
+
+def resident() -> dict[str, int]:
+    """Return the bytes of this process that are anonymous, and those that belong to files."""
+    lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
+    found = {words[0]: int(words[1]) * 1024 for words in lines if words[0] in ("RssAnon:", "RssFile:")}
+    return {"anonymous": found["RssAnon:"], "of files": found["RssFile:"]}
+
+
+@contextmanager
+def watched(found: dict[str, float]) -> Iterator[None]:
+    """Put down how long something takes, and the most memory of each kind that is seen meanwhile."""
+    done = threading.Event()
+    peak = resident()
+
+    def watch() -> None:
+        while not done.wait(0.005):
+            for kind, size in resident().items():
+                peak[kind] = max(peak[kind], size)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    started = time.perf_counter()
+    try:
+        yield
+        found["seconds"] = time.perf_counter() - started
+    finally:
+        done.set()
+        thread.join()
+    found |= peak
+
+
+def training(memory_dtype: str, folder: Path) -> dict[str, Any]:
+    """Train at ten million rows, save the server and load it again; return seconds and peaks of each."""
+    torch.set_num_threads(1)
+    phases: dict[str, dict[str, float]] = {name: {} for name in ("build", "train", "save", "load")}
+    agreement = AGREEMENTS["aggregate"]
+    with watched(phases["build"]):
+        made = federation(MANY, Agreement(**vars(agreement) | {"memory_dtype": memory_dtype}), folder)
+    with watched(phases["train"]):
+        found = [made.step() for _ in range(STEPS)]
+    with watched(phases["save"]):
+        checkpoint.save(folder / "server", made.server.state_dict())
+    size = (folder / "server").stat().st_size
+    digest = made.server.channels[0].digest()
+    with watched(phases["load"]):
+        made.server.load_state_dict(checkpoint.load(folder / "server"))
+    assert made.server.channels[0].digest() == digest
+    (folder / "server").unlink()
+    return {"phases": phases, "losses": [mean(found[:30]), mean(found[-30:])], "checkpoint": size}
+
+
+def channels(made: Federation) -> Iterator[Channel]:
+    """Yield both ends of every uplink."""
+    yield from made.server.channels
+    for party in made.parties.values():
+        yield party.up
+
+
+def growth(case: str, folder: Path | None, rounds: int, inner: int) -> dict[str, Timing]:
+    """Return milliseconds a step at both numbers of rows, with memories in RAM or in files.
+
+    All pages in RAM have been written to, as after an epoch. Those of files have only been read, because the disk would
+    be busy for a while if all were written at once: most steps are the first to write to their pages.
+    """
+    torch.set_num_threads(1)
+    sides: dict[str, Callable[[], object]] = {}
+    for samples in (FEW, MANY):
+        made = federation(samples, AGREEMENTS[case], folder)
+        for channel in channels(made):
+            assert isinstance(channel.memory, ErrorFeedback)
+            channel.memory.g.zero_() if folder is None else channel.memory.g.sum()
+        sides[f"{samples:,}"] = made.step
+    return alternate(sides, rounds, inner, warm=100)
+
+
+def alone(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a process of its own, whose memory is then its alone."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result(timeout=600)
+
+
+def measure(rounds: int = 40, inner: int = 10) -> dict[str, Any]:
+    """Return everything this file measures, sizes in bytes; its files are gone afterwards."""
+    found: dict[str, Any] = {"rows": MANY, "training": {}, "growth": {}}
+    with tempfile.TemporaryDirectory(prefix="efvfl-memory-") as place:
+        folder = Path(place)
+        if shutil.disk_usage(folder).free < 15e9:
+            raise SystemExit(f"{folder} has less than 15 GB of room: set TMPDIR to a folder on another disk.")
+        for dtype in ("", "bfloat16"):
+            found["training"][dtype or "float32"] = alone(training, dtype, folder)
+        for case, name, where in (("private", "RAM", None), ("aggregate", "RAM", None), ("aggregate", "files", folder)):
+            timings = alone(growth, case, where, rounds, inner)
+            few, many = timings[f"{FEW:,}"], timings[f"{MANY:,}"]
+            found["growth"][f"{case}, memories in {name}"] = {
+                "milliseconds": [few.middle, many.middle],
+                "spread": max(few.spread, many.spread),
+                "ratio": many.middle / few.middle,
+            }
+        assert not list(folder.iterdir()), "scratch files have no name, and the checkpoint is deleted"
+    return found
+
+
+def main() -> None:
+    """Print two tables, and all of it as JSON."""
+    found = measure()
+    print(f"{MANY:,} rows, {PARTIES} parties and server in one process, width {WIDTH}, batch {BATCH}, {STEPS} steps\n")
+    print("| memories | phase | seconds | anonymous, MB (target 1,000) | of files, MB |")
+    print("| --- | --- | ---: | ---: | ---: |")
+    for name, run in found["training"].items():
+        for phase, values in run["phases"].items():
+            mark = "" if values["anonymous"] < LIMIT else " (missed)"
+            sizes = f"{values['anonymous'] / MB:,.0f}{mark} | {values['of files'] / MB:,.0f}"
+            print(f"| {name} | {phase} | {values['seconds']:.2f} | {sizes} |")
+    print(f"\n| a step at batch {BATCH} | {FEW:,} rows, ms | {MANY:,} rows, ms | growth (target {GROWTH}) | spread |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    for name, values in found["growth"].items():
+        few, many = values["milliseconds"]
+        mark = "" if values["ratio"] <= GROWTH else " (missed)"
+        print(f"| {name} | {few:.3f} | {many:.3f} | {values['ratio']:.2f}{mark} | {values['spread']:.0%} |")
+    print(f"\n{json.dumps(found)}")
+
+
+if __name__ == "__main__":
+    main()
