@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ import torch
 from benchmarks import step
 from benchmarks.lines import machine_facts
 from benchmarks.timing import Sides, alternate
-from efvfl import Agreement, Federation, Message, Method, Optimizer, TopK, channel, efvfl, federate, party, shared, svfl
+from efvfl import Agreement, Message, Method, Optimizer, TopK, channel, efvfl, federate, party, shared, svfl
 from efvfl import server as servers
 from efvfl.batches import Batches
 from efvfl.block import Block
@@ -32,7 +31,8 @@ from efvfl.compress import Identity
 from efvfl.fusion import Fusion
 from efvfl.ledger import Ledger
 from efvfl.memory import ErrorFeedback
-from efvfl.packet import Packet
+from efvfl.packet import Packet, Reader
+from efvfl.tables import as_markdown
 
 OUT = Path(__file__).parent / "results" / "profile.json"
 REST = "Python around it"
@@ -81,15 +81,15 @@ COUNTED: tuple[tuple[str, Any, str], ...] = (
     ("taking rows", servers, "take"),
     ("taking rows", shared, "take"),
     ("taking rows", step, "chosen_rows"),
-    ("local forward", torch.nn.Sequential, "forward"),
+    ("local forward", party.Party, "_forward"),
+    ("local forward", step, "represent"),
     ("fusion and loss", servers, "head_loss"),
     ("fusion and loss", shared, "head_loss"),
     ("fusion and loss", Fusion, "combine"),
     ("fusion and loss", Fusion, "cotangents"),
     ("fusion and loss", Fusion, "others"),
     ("fusion and loss", Fusion, "insert"),
-    ("fusion and loss", torch.nn.Linear, "forward"),  # of a local model too, but inside of it
-    ("fusion and loss", step.F, "cross_entropy"),
+    ("fusion and loss", step, "head_loss"),
     ("backward", torch.Tensor, "backward"),
     ("backward", torch.autograd, "grad"),
     ("optimiser", Block, "update"),
@@ -110,14 +110,173 @@ def counting() -> Iterator[Counters]:
     """Count for a while."""
     counters, before = Counters(), []
     for part, owner, name in COUNTED:
-        function = getattr(owner, name)
         before.append((owner, name, vars(owner).get(name)))
-        setattr(owner, name, counters.around(part, function))
+        setattr(owner, name, counters.around(part, getattr(owner, name)))
     try:
         yield counters
     finally:
         for owner, name, function in before:
             if function is None:
-                delattr(owner, name)  # it was a base class's
+                delattr(owner, name)  # it is a base class's
             else:
                 setattr(owner, name, function)
+
+
+@dataclass(frozen=True)
+class Time:
+    """Where a step's milliseconds go."""
+
+    batch: int  # 0: full
+    side: str
+    plain: float  # milliseconds without counters
+    parts: dict[str, float]  # with them
+
+    @property
+    def total(self) -> float:
+        """Milliseconds with counters."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Where a step's bytes go, all parties together."""
+
+    side: str
+    direction: str
+    places: int  # of kept entries
+    values: int
+    fusion: int  # the fusion model
+    headers: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What is written."""
+
+    machine: dict[str, str]
+    times: list[Time]
+    bytes: list[Bytes]
+
+    def to_json(self) -> str:
+        """Return the whole as JSON."""
+        return json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Profile:
+        """Read what `to_json` wrote."""
+        table = json.loads(text)
+        return cls(table["machine"], [Time(**t) for t in table["times"]], [Bytes(**b) for b in table["bytes"]])
+
+
+def times(batch: int, rounds: int, inner: int) -> list[Time]:
+    """Profile central SGD and EF-VFL with top-k 10 % in both label modes, in turn, with one thread."""
+    x, y = step.rows(step.MNIST if batch == 0 else 12_800)
+    sides: Sides = {
+        "central SGD": step.central(x, y, batch),
+        **{f"{labels} labels": step.federation(x, y, batch, labels).step for labels in ("private", "shared")},
+    }
+    plain = alternate(sides, rounds, inner)
+    blocks: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    with counting() as counters:
+        for _ in range(rounds):
+            for name, side in sides.items():
+                blocks[name].append(_block(counters, side, inner))
+    out = []
+    for name, found in blocks.items():
+        middle = sorted(found, key=lambda parts: sum(parts.values()))[len(found) // 2]
+        out.append(Time(batch, name, plain[name].middle, middle))
+    return out
+
+
+def _block(counters: Counters, side: Callable[[], object], inner: int) -> dict[str, float]:
+    """Return milliseconds a step by part, of `inner` steps in a row."""
+    counters.seconds.clear()
+    started = time.perf_counter()
+    for _ in range(inner):
+        side()
+    counters.seconds[REST] = time.perf_counter() - started - sum(counters.seconds.values())
+    return {part: 1e3 * counters.seconds[part] / inner for part in PARTS if part in counters.seconds}
+
+
+BYTES: tuple[tuple[str, Method, Agreement], ...] = (
+    ("private labels, SVFL", svfl(), Agreement()),
+    ("private labels, top-k 10 % up", efvfl(TopK(0.1)), Agreement()),
+    ("private labels, top-k 10 % up and down", efvfl(TopK(0.1), TopK(0.1)), Agreement()),
+    ("shared labels, SVFL", svfl(), Agreement(labels="shared")),
+    ("shared labels, top-k 10 %", efvfl(TopK(0.1)), Agreement(labels="shared")),
+    ("shared labels, top-k 10 %, aggregate", efvfl(TopK(0.1)), Agreement(labels="shared", downlink="aggregate")),
+)
+
+
+def bytes_of(side: str, method: Method, agreement: Agreement) -> list[Bytes]:
+    """Take apart what one step at batch 128 sends, up and down."""
+    (x, y), (local, head) = step.rows(1_280), step.SHALLOW.models(step.PARTIES)
+    made = federate(x, y, local, head, method=method, agreement=agreement, optimizer=Optimizer(), batch_size=128)
+    made.step()  # reports on the second step are out
+    sent: dict[str, list[tuple[Message, int]]] = {"up": [], "down": []}
+    honest = made.ledger.record
+
+    def record(direction: Any, name: str, message: Message, data: bytes | None = None) -> bytes:
+        data = honest(direction, name, message, data)
+        sent[direction].append((message, len(data)))
+        return data
+
+    made.ledger.record = record  # type: ignore[method-assign, assignment]
+    made.step()
+    return [_bytes(side, direction, messages) for direction, messages in sent.items()]
+
+
+def _bytes(side: str, direction: str, messages: list[tuple[Message, int]]) -> Bytes:
+    places = values = fusion = 0
+    for message, _ in messages:
+        for block, packets in message.packets.items():
+            for packet in packets:
+                kept = len(packet.body) - _places(packet)
+                places += len(packet.body) - kept
+                fusion += kept if block == 0 else 0
+                values += kept if block else 0
+    total = sum(length for _, length in messages)
+    return Bytes(side, direction, places, values, fusion, total - places - values - fusion)
+
+
+def _places(packet: Packet) -> int:
+    """Return how many bytes of a packet say which entries are kept: a top-k body begins with how many they are."""
+    if packet.codec != TopK.code:
+        return 0
+    return len(packet.body) - packet.dtype.itemsize * Reader(packet.body).number("how many are kept")
+
+
+def main() -> None:
+    """Profile, write and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.profile", description="Where a step goes.")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found = [*times(128, rounds=21, inner=50), *times(0, rounds=7, inner=1)]
+    sent = [part for case in BYTES for part in bytes_of(*case)]
+    profile = Profile(machine_facts(), found, sent)
+    write_atomically(options.out, profile.to_json().encode())
+    print(f"{time_table(profile)}\n\n{byte_table(profile)}")
+
+
+def time_table(profile: Profile) -> str:
+    """Return milliseconds by part as Markdown."""
+    heads = [f"{'full batch' if t.batch == 0 else f'batch {t.batch}'}, {t.side}" for t in profile.times]
+    body = [[part, *(f"{t.parts[part]:.3g}" if part in t.parts else "" for t in profile.times)] for part in PARTS]
+    body.append(["all", *(f"{t.total:.3g}" for t in profile.times)])
+    body.append(["without counters", *(f"{t.plain:.3g}" for t in profile.times)])
+    return as_markdown(["milliseconds", *heads], body)
+
+
+def byte_table(profile: Profile) -> str:
+    """Return bytes by kind as Markdown."""
+    kinds = ("places", "values", "fusion", "headers")
+    body = []
+    for one in profile.bytes:
+        counts = [int(getattr(one, kind)) for kind in kinds]
+        body.append([one.side, one.direction, *(f"{n:,}" for n in (*counts, sum(counts)))])
+    return as_markdown(["bytes a step, 4 parties", "", "places", "values", "fusion model", "headers", "all"], body)
+
+
+if __name__ == "__main__":
+    main()

@@ -49,6 +49,16 @@ def chosen_rows(x: list[Tensor], chosen: Tensor) -> list[Tensor]:
     return [v[chosen] for v in x]
 
 
+def represent(local: list[nn.Module], parts: list[Tensor]) -> Tensor:
+    """Return the mean of what the local models give."""
+    return torch.stack([model(part) for model, part in zip(local, parts, strict=True)]).mean(0)
+
+
+def head_loss(head: nn.Module, combined: Tensor, target: Tensor) -> Tensor:
+    """Return the loss of the whole network."""
+    return F.cross_entropy(head(combined), target)
+
+
 def central(x: list[Tensor], y: Tensor, batch: int, network: Network = SHALLOW) -> Callable[[], object]:
     """Plain PyTorch: one optimiser, one backward pass, batches drawn anew every epoch."""
     local, head = network.models(len(x))
@@ -62,7 +72,7 @@ def central(x: list[Tensor], y: Tensor, batch: int, network: Network = SHALLOW) 
         parts = x if chosen is None else chosen_rows(x, chosen)
         target = y if chosen is None else y[chosen]
         optimizer.zero_grad()
-        F.cross_entropy(head(torch.stack([m(v) for m, v in zip(local, parts, strict=True)]).mean(0)), target).backward()
+        head_loss(head, represent(local, parts), target).backward()
         optimizer.step()
 
     return step
