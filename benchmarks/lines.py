@@ -6,11 +6,11 @@ import json
 import os
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.timing import Timing
-from efvfl.tables import as_markdown
 
 NOISY = 0.4  # spread from which on a number says nothing about its target
 HEADINGS = ["work", "measured", "target", "", "spread", "notes"]
@@ -38,29 +38,44 @@ class Line:
         return max(0.0, 1 - self.value / self.target if self.floor else self.value / self.target - 1)
 
     @property
+    def noisy(self) -> bool:
+        """Whether the rounds differ so much that nothing can be said about the target."""
+        return self.spread is not None and self.spread > NOISY
+
+    @property
+    def missed(self) -> bool:
+        """Whether the target is missed for sure."""
+        return bool(self.missed_by) and not self.noisy
+
+    @property
     def verdict(self) -> str:
         """What is to be said about the target."""
         if self.error:
             return "failed"
         if self.missed_by is None:
             return ""
-        if self.spread is not None and self.spread > NOISY:
+        if self.noisy:
             return "too noisy to tell"
-        return f"missed by {max(0.01, self.missed_by):.0%}" if self.missed_by else "met"
+        return f"missed by {percent(max(0.01, self.missed_by))}" if self.missed_by else "met"
 
     def cells(self) -> list[str]:
         """Return the line as a row of the table."""
-        unit = {"x": "", "%": " %"}.get(self.unit, f" {self.unit}")
+        unit = "" if self.unit == "x" else f" {self.unit}"
         value = "" if self.value is None else f"{_digits(self.value)}{unit}"
         sign = "≥" if self.floor else "≤"
         target = "" if self.target is None else f"{sign} {self.target:g}{unit}"
-        spread = "" if self.spread is None else f"{self.spread:.0%}"
+        spread = "" if self.spread is None else percent(self.spread)
         return [self.what, value, target, self.verdict, spread, self.error or self.note]
 
 
 def _digits(value: float) -> str:
     """Return three digits, or all of a number that has more before the point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}".rstrip(".")
+
+
+def percent(share: float) -> str:
+    """Return a share as a text."""
+    return f"{100 * share:.0f} %"
 
 
 def slug(text: str) -> str:
@@ -101,12 +116,10 @@ class Report:
         """All lines."""
         return [line for section in self.sections for line in section.lines]
 
-    def replaced(self, new: Section) -> Report:
-        """Return the report with one topic measured anew, in its old place or at the end."""
-        topics = [section.topic for section in self.sections]
-        if new.topic not in topics:
-            return Report(self.machine, [*self.sections, new])
-        return Report(self.machine, [new if section.topic == new.topic else section for section in self.sections])
+    def replaced(self, new: Section, order: Sequence[str]) -> Report:
+        """Return the report with one topic measured anew, topics in this order; those it does not name are dropped."""
+        sections = {section.topic: section for section in [*self.sections, new]}
+        return Report(self.machine, [sections[topic] for topic in order if topic in sections])
 
     def to_json(self) -> str:
         """Return the whole as JSON."""
@@ -129,6 +142,8 @@ class Report:
 
 def table(lines: list[Line]) -> str:
     """Return lines as a Markdown table."""
+    from efvfl.tables import as_markdown
+
     return as_markdown(HEADINGS, [line.cells() for line in lines])
 
 
@@ -157,7 +172,7 @@ def machine_facts() -> dict[str, str]:
         "processor": _processor(),
         "cores": str(os.cpu_count() or 1),
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         "Python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,

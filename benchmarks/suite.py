@@ -94,8 +94,6 @@ def chosen(names: Sequence[str], full: bool) -> list[Topic]:
 
 def main() -> None:
     """Be the process of one topic: write its lines to a file."""
-    from efvfl.checkpoint import write_atomically
-
     parser = argparse.ArgumentParser(description="One topic of the suite; see python -m benchmarks.")
     parser.add_argument("work", help="module:function")
     parser.add_argument("path", type=Path)
@@ -103,7 +101,8 @@ def main() -> None:
     options = parser.parse_args()
     module, _, function = options.work.partition(":")
     work: Callable[[bool], list[Line]] = getattr(importlib.import_module(module), function)
-    write_atomically(options.path, json.dumps([asdict(line) for line in work(options.full)], allow_nan=False).encode())
+    found = [asdict(line) for line in work(options.full)]
+    options.path.write_text(json.dumps(found, allow_nan=False), encoding="utf-8")  # read only if all went well
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-import torch
-
 Sides = Mapping[str, Callable[[], object]]
 
 
@@ -67,7 +65,9 @@ def best_threads(sides: Sides, inner: int = 1, tries: int = 2) -> dict[str, int]
 
 
 def _use(threads: int | None) -> None:
-    if threads and threads != torch.get_num_threads():
+    if threads:
+        import torch
+
         torch.set_num_threads(threads)
 
 
