@@ -122,7 +122,8 @@ def memory_line(name: str, agreement: Agreement, samples: int = 1_000_000) -> Li
 def lines(full: bool) -> list[Line]:
     """Measure memory, then growth."""
     out = [memory_line(name, agreement) for name, agreement in AGREEMENTS.items()] if anonymous() else []
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    known = "SC_AVPHYS_PAGES" in os.sysconf_names
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if known else 0
     for name, agreement in AGREEMENTS.items():
         counts = [10_000, 100_000, 1_000_000]
         if full and name != "shared labels" and available > 9e9:

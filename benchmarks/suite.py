@@ -66,17 +66,16 @@ def _run_apart(topic: Topic, full: bool, path: Path) -> str:
     threads = str(topic.threads or os.cpu_count() or 1)
     command = [sys.executable, "-m", "benchmarks.suite", topic.work, str(path), *(["--full"] if full else [])]
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        _, text = process.communicate(timeout=topic.timeout)
-    except subprocess.TimeoutExpired:
-        return f"not done after {topic.timeout:,.0f} s"
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # a session of its own: whatever it started goes with it
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
+    ) as process:
+        try:
+            _, text = process.communicate(timeout=topic.timeout)
+        except subprocess.TimeoutExpired:
+            return f"not done after {topic.timeout:,.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # a session of its own: whatever it started goes with it
+                os.killpg(process.pid, signal.SIGKILL)
     if process.returncode:
         last = text.strip().splitlines()[-1:] or ["no reason was given"]
         return f"exit code {process.returncode}: {last[0]}".replace("|", "/")
