@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.lines import Line, ratio, slug
-from benchmarks.step import PARTIES, PIXELS, SHALLOW, WIDTH
+from benchmarks.step import CLASSES, PARTIES, PIXELS, SHALLOW, WIDTH
 from benchmarks.timing import Timing, alternate
 from efvfl import Agreement, Batches, Federation, Optimizer, TopK, efvfl, losses
 from efvfl.batches import Rows
 from efvfl.build import Plan, make_party, make_server
-from efvfl.channel import Channel
 from efvfl.fusion import Fusion
 from efvfl.ledger import Ledger
 from efvfl.memory import ErrorFeedback
@@ -62,21 +61,19 @@ def federation(samples: int, agreement: Agreement, parties: int = PARTIES) -> Fe
         loss=losses.lookup("cross_entropy"),
         optimizer=Optimizer("SGD", {"lr": SHALLOW.rate}),
     )
-    labels = torch.arange(samples) % head.out_features  # type: ignore[operator]
+    labels = torch.arange(samples) % CLASSES
+    server = make_server(plan, fusion, labels, 0)
     members = {}
     for k, (name, model) in enumerate(zip(plan.names, local, strict=True)):
-        held = (copy.deepcopy(fusion), labels) if agreement.labels == "shared" else ()
+        held = (copy.deepcopy(fusion), labels, server) if agreement.labels == "shared" else ()
         members[name] = make_party(plan, name, model, Made(samples, k), k, *held)
     ledger = Ledger()
-    return Federation(make_server(plan, fusion, labels, 0), members, LocalTransport(members, ledger), ledger, splits={})
+    return Federation(server, members, LocalTransport(members, ledger), ledger, splits={})
 
 
 def memories(made: Federation) -> list[Tensor]:
-    """Return the surrogates that all participants hold."""
-    channels: list[Channel] = [*made.server.channels]
-    for party in made.parties.values():
-        channels.append(party.up)
-        channels += [peer for peer in getattr(party.guide, "peers", None) or [] if peer]
+    """Return the surrogates of all participants; in one process parties hear one another at the server's ends."""
+    channels = [*made.server.channels, *(party.up for party in made.parties.values())]
     return [channel.memory.g for channel in channels if isinstance(channel.memory, ErrorFeedback)]
 
 
@@ -131,8 +128,8 @@ def lines(full: bool) -> list[Line]:
     """Measure memory, then growth."""
     out = [memory_line(name, agreement) for name, agreement in AGREEMENTS.items()] if anonymous() else []
     for name, agreement in AGREEMENTS.items():
-        largest = [10**7] if full and name != "shared labels" else []  # there every party holds all memories
-        found = by_rows(agreement, [10**4, 10**5, 10**6, *largest], rounds=40 if full else 15, inner=20)
+        counts = [10**4, 10**5, 10**6, *([10**7] if full else [])]
+        found = by_rows(agreement, counts, rounds=40 if full else 15, inner=20)
         for n in list(found)[1:]:
             power = len(str(n)) - 1
             what = f"batch 128, {name}: 10^{power} rows / 10^4 rows"

@@ -45,7 +45,7 @@ PARTS = (  # in the order of the picture
     "encode",
     "decode",
     "memories",
-    "packing",
+    "counting bytes",
     REST,
 )
 
@@ -101,7 +101,7 @@ COUNTED: tuple[tuple[str, Any, str], ...] = (
     ("decode", channel, "decode"),
     ("memories", ErrorFeedback, "residual"),
     ("memories", ErrorFeedback, "absorb"),
-    ("packing", Ledger, "record"),
+    ("counting bytes", Ledger, "record"),
 )
 
 
@@ -213,29 +213,28 @@ def bytes_of(side: str, method: Method, agreement: Agreement) -> list[Bytes]:
     (x, y), (local, head) = step.rows(1_280), step.SHALLOW.models(step.PARTIES)
     made = federate(x, y, local, head, method=method, agreement=agreement, optimizer=Optimizer(), batch_size=128)
     made.step()  # reports on the second step are out
-    sent: dict[str, list[tuple[Message, int]]] = {"up": [], "down": []}
-    honest = made.ledger.record
+    sent: dict[str, list[Message]] = {"up": [], "down": []}
+    count = made.ledger.record
 
-    def record(direction: Any, name: str, message: Message, data: bytes | None = None) -> bytes:
-        data = honest(direction, name, message, data)
-        sent[direction].append((message, len(data)))
-        return data
+    def record(direction: Any, name: str, message: Message, size: int | None = None) -> None:
+        count(direction, name, message, size)
+        sent[direction].append(message)
 
     made.ledger.record = record  # type: ignore[method-assign, assignment]
     made.step()
     return [_bytes(side, direction, messages) for direction, messages in sent.items()]
 
 
-def _bytes(side: str, direction: str, messages: list[tuple[Message, int]]) -> Bytes:
+def _bytes(side: str, direction: str, messages: list[Message]) -> Bytes:
     places = values = fusion = 0
-    for message, _ in messages:
+    for message in messages:
         for block, packets in message.packets.items():
             for packet in packets:
-                kept = len(packet.body) - _places(packet)
-                places += len(packet.body) - kept
-                fusion += kept if block == 0 else 0
-                values += kept if block else 0
-    total = sum(length for _, length in messages)
+                which = _places(packet)
+                places += which
+                fusion += 0 if block else len(packet.body) - which
+                values += len(packet.body) - which if block else 0
+    total = sum(len(message.to_bytes()) for message in messages)
     return Bytes(side, direction, places, values, fusion, total - places - values - fusion)
 
 

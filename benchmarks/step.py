@@ -1,4 +1,4 @@
-"""One training step against central SGD on the same network: top-k 10 % or qsgd 4 bit, encoding to bytes included."""
+"""One training step against central SGD on the same network: top-k 10 % or qsgd 4 bit, encoding included."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ COLOURS = {
     "encode": "#1f5a4d",
     "decode": "#2e7d6b",
     "memories": "#8fc1b5",
-    "packing": "#d08770",
+    "counting bytes": "#d08770",
     profile.REST: "#ebcb8b",
 }
 KINDS = {"values": "#4c566a", "fusion": "#a3adc0", "places": "#2e7d6b", "headers": "#d08770"}
@@ -60,9 +60,9 @@ and one optimiser. At batch 128 that step takes {small:.2g} ms, with the full ba
 - **At batch 128, calls decide, not arithmetic.** A representation is 2,048 numbers; torch spends more time on starting
   an operation than on doing it. There are K optimisers and K backward passes in place of one ({calls} of a step with
   private labels), packets to encode and decode ({small_codec}), memories to read and write ({small_memories}),
-  messages to pack and count ({packing}), and Python that holds it together ({rest}).
-- **A packet is decoded once.** Both ends, and all parties it is relayed to, must advance by the same decoded packet.
-  In one process they read the same array; over a network each decodes its own copy.
+  bytes to count ({counting}), and Python that holds it together ({rest}).
+- **A packet is decoded once, and absorbed once by all who hear it.** Both ends of a link advance by the same decoded
+  packet, and so do all parties it is relayed to. In one process they share it; over a network each has its own copy.
 """
 
 COUNTERS = """
@@ -113,7 +113,7 @@ def time_text(found: Profile) -> str:
         calls=share(small, "backward", "optimiser"),
         small_codec=share(small, *codec),
         small_memories=share(small, "memories"),
-        packing=share(small, "packing"),
+        counting=share(small, "counting bytes"),
         rest=share(small, profile.REST),
     )
 
