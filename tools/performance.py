@@ -66,8 +66,8 @@ and one optimiser. At batch 128 that step takes {small:.2g} ms, with the full ba
 """
 
 COUNTERS = """
-Milliseconds by part. Each part is the time of its own functions, without that of other parts they call; counters slow a
-step, so its time without them is given too.
+Milliseconds by part, of the fastest of many rounds. Each part is the time of its own functions, without that of other
+parts they call; counters slow a step, so its time without them is given too.
 """
 
 BYTES = """## Where a step's bytes go
