@@ -21,7 +21,7 @@ import torch
 
 from benchmarks import step
 from benchmarks.lines import machine_facts
-from benchmarks.timing import Sides, alternate
+from benchmarks.timing import Sides, milliseconds
 from efvfl import Agreement, Message, Method, Optimizer, TopK, channel, efvfl, federate, party, shared, svfl
 from efvfl import server as servers
 from efvfl.batches import Batches
@@ -169,30 +169,32 @@ class Profile:
 
 
 def times(batch: int, rounds: int, inner: int) -> list[Time]:
-    """Profile central SGD and EF-VFL with top-k 10 % in both label modes, in turn; the fastest round is least disturbed."""
+    """Profile central SGD and EF-VFL with top-k 10 % in both label modes, in turn, with counters and without.
+
+    The fastest round tells: it is the one that was disturbed least.
+    """
     x, y = step.rows(step.MNIST if batch == 0 else 12_800)
     sides: Sides = {
         "central SGD": step.central(x, y, batch),
         **{f"{labels} labels": step.federation(x, y, batch, labels).step for labels in ("private", "shared")},
     }
-    plain = alternate(sides, rounds, inner)
-    blocks: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
-    with counting() as counters:
-        for _ in range(rounds):
-            for name, side in sides.items():
-                blocks[name].append(_block(counters, side, inner))
-    fastest = {name: min(found, key=lambda parts: sum(parts.values())) for name, found in blocks.items()}
-    return [Time(batch, name, min(plain[name].samples), parts) for name, parts in fastest.items()]
+    plain: dict[str, list[float]] = {name: [] for name in sides}
+    parts: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            side()  # after another side the caches are cold
+            plain[name].append(milliseconds(side, inner))
+            with counting() as counters:
+                parts[name].append(_by_part(counters, side, inner))
+    return [Time(batch, name, min(plain[name]), min(parts[name], key=lambda p: sum(p.values()))) for name in sides]
 
 
-def _block(counters: Counters, side: Callable[[], object], inner: int) -> dict[str, float]:
+def _by_part(counters: Counters, side: Callable[[], object], inner: int) -> dict[str, float]:
     """Return milliseconds a step by part, of `inner` steps in a row."""
-    counters.seconds.clear()
-    started = time.perf_counter()
-    for _ in range(inner):
-        side()
-    counters.seconds[REST] = time.perf_counter() - started - sum(counters.seconds.values())
-    return {part: 1e3 * counters.seconds[part] / inner for part in PARTS if part in counters.seconds}
+    total = milliseconds(side, inner)
+    found = {part: 1e3 * seconds / inner for part, seconds in counters.seconds.items()}
+    found[REST] = total - sum(found.values())
+    return {part: found[part] for part in PARTS if part in found}
 
 
 BYTES: tuple[tuple[str, Method, Agreement], ...] = (

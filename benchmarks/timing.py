@@ -49,7 +49,7 @@ def alternate(
     for _ in range(rounds):
         for name, side in sides.items():
             _use(threads.get(name))
-            samples[name].append(_milliseconds(side, inner))
+            samples[name].append(milliseconds(side, inner))
     return {name: Timing(values) for name, values in samples.items()}
 
 
@@ -60,7 +60,7 @@ def best_threads(sides: Sides, inner: int = 1, tries: int = 2) -> dict[str, int]
         _use(threads)
         for name, side in sides.items():
             side()
-            found[name][threads] = min(_milliseconds(side, inner) for _ in range(tries))
+            found[name][threads] = min(milliseconds(side, inner) for _ in range(tries))
     return {name: min(times, key=times.__getitem__) for name, times in found.items()}
 
 
@@ -71,7 +71,8 @@ def _use(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _milliseconds(side: Callable[[], object], inner: int) -> float:
+def milliseconds(side: Callable[[], object], inner: int) -> float:
+    """Return milliseconds a call, of `inner` calls in a row."""
     started = time.perf_counter()
     for _ in range(inner):
         side()
