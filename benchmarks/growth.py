@@ -84,7 +84,7 @@ def touched(made: Federation) -> Federation:
 
 
 def by_rows(agreement: Agreement, counts: list[int], rounds: int, inner: int) -> dict[int, Timing]:
-    """Return milliseconds a step at batch 128, by the number of rows; numbers that there is no room for are left out."""
+    """Return milliseconds a step at batch 128, by the number of rows; what there is no room for is left out."""
     gc.collect()  # of what was measured before, whose parts point at one another
     sides = {str(n): touched(federation(n, agreement)).step for n in counts if room(n)}
     return {int(name): found for name, found in alternate(sides, rounds, inner, warm=100).items()}
