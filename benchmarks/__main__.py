@@ -41,10 +41,10 @@ def main() -> int:
     for topic in suite.chosen(options.topics, options.full):
         print(f"{topic.name} ...", file=sys.stderr, flush=True)
         section = suite.run(topic, options.full)
-        print(f"### {section.title}\n\n{lines.table(section.lines)}\n", flush=True)
-        failed |= any(line.error for line in section.lines)
         report = report.replaced(section, [known.name for known in suite.TOPICS])
         write(report, options.out)
+        failed |= any(line.error for line in section.lines)
+        print(f"### {section.title}\n\n{lines.table(section.lines)}\n", flush=True)
     print(lines.facts(report.machine))
     return int(failed)
 
