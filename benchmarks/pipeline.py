@@ -18,6 +18,7 @@ from statistics import mean, median
 import torch
 from torch import Tensor, nn
 
+from benchmarks.lines import Line
 from benchmarks.link import ROUND_TRIP, network, run_config
 from efvfl.config import ModelConfig, RunConfig
 from efvfl.experiment import load_data, make_federation
@@ -108,6 +109,17 @@ def times(batch: int, rounds: int, repeats: int) -> str:
         lines.append(f"| {computes} | {plain:.1f} ms | {piped:.1f} ms | {piped / plain:.2f} |")
         print(lines[-1], flush=True)
     return "\n".join(lines)
+
+
+def lines(full: bool) -> list[Line]:
+    """Measure the times for the suite."""
+    out = []
+    for rest in RESTS:
+        plain, piped = (milliseconds(128, rest, 40, pipeline) for pipeline in (False, True))
+        what = f"a step over the line of 20 ms, a party computes {1000 * rest:.0f} ms: pipelined / as usual"
+        note = f"{piped:.1f} / {plain:.1f} ms"
+        out.append(Line(f"pipeline-{1000 * rest:.0f}", what, piped / plain, note=note))
+    return out
 
 
 def main() -> None:

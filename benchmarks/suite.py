@@ -41,9 +41,12 @@ TOPICS = (
     Topic("images", "A step of networks for images against central SGD", "benchmarks.images:lines", threads=0),
     Topic("codecs", "Codecs", "benchmarks.codecs:lines"),
     Topic("growth", "Growth with rows and parties, and memory", "benchmarks.growth:lines"),
+    Topic("memory", "Ten million rows with memories in files", "benchmarks.memory:lines"),
+    Topic("workers", "A party on several workers", "benchmarks.workers:lines"),
     Topic("round", "A round over the network", "benchmarks.round:lines"),
     Topic("sweep", "Sweeps", "benchmarks.sweeps:lines"),
     Topic("mnist", "The paper's MNIST table", "benchmarks.sweeps:mnist_table"),
+    Topic("pipeline", "Pipelining over a slow line", "benchmarks.pipeline:lines", full_only=True),
     Topic("link", "Over a slow line", "benchmarks.link:report_lines", full_only=True, timeout=1800.0),
 )
 

@@ -10,10 +10,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import torch
 from torch import nn
 
+from benchmarks.lines import Line, ratio, table
 from benchmarks.timing import Timing, alternate
 from efvfl import Federation, Optimizer, TopK, crew, efvfl, federate
 from efvfl.block import Block
@@ -63,14 +65,16 @@ def against_one(rounds: int) -> dict[str, Timing]:
     return {name: Timing(samples) for name, samples in json.loads(done.stdout).items()}
 
 
+def lines(full: bool) -> list[Line]:
+    """Measure for the suite."""
+    found = against_one(rounds=40 if full else 12)
+    what = f"ResNet18 of half width, 16 x 16, batch {BATCH}: one worker / two of torchrun, one thread each"
+    return [replace(ratio("workers", what, found["one"], found["two"], target=1.6), floor=True)]
+
+
 def main() -> None:
     """Print the ratio."""
-    found = against_one(rounds=12)
-    one, two = found["one"], found["two"]
-    print(
-        f"ResNet18 of half width, batch {BATCH}: one worker {one.middle:.0f} ms a step, two {two.middle:.0f} ms: "
-        f"{one.middle / two.middle:.2f} times faster (spread {max(one.spread, two.spread):.0%})"
-    )
+    print(table(lines(full=False)))
 
 
 if __name__ == "__main__":

@@ -151,8 +151,8 @@ def test_the_page_is_made_of_the_committed_numbers() -> None:
 
 
 def test_every_target_that_is_missed_is_explained() -> None:
-    report, _, notes = performance.read()
-    for line in performance.missed(report):
+    report, _, peers, notes = performance.read()
+    for line in performance.missed([*report.lines, performance.peer_line(peers.rows)]):
         assert {"bound", "tried"} <= set(notes.get(line.name, {})), (
             f"benchmarks/notes.toml does not explain {line.name}"
         )
@@ -162,7 +162,7 @@ def test_a_note_goes_under_its_line() -> None:
     notes = tomllib.loads('[step-a]\nbound = "Memory."\ntried = "Less of it."')
     late = Line("step-a", "a step", 3.0, target=2.0)
     report = Report({}, [Section("step", "Steps", False, 1.0, 0.0, [late, Line("step-b", "another", 1.0)])])
-    text = performance.target_text(report, notes)
+    text = performance.target_text(report.lines, notes)
     assert "- **a step**, missed by 50 %.\n  Bound: Memory.\n  Tried: Less of it." in text
     assert "another" not in text
     assert "another" in performance.section_text(report.sections[0])
