@@ -209,7 +209,7 @@ BYTES: tuple[tuple[str, Method, Agreement], ...] = (
 
 def bytes_of(side: str, method: Method, agreement: Agreement) -> list[Bytes]:
     """Take apart what one step at batch 128 sends, up and down."""
-    (x, y), (local, head) = step.rows(1_280), step.SHALLOW.models(step.PARTIES)
+    (x, y), (local, head) = step.rows(1_280), step.models()
     made = federate(x, y, local, head, method=method, agreement=agreement, optimizer=Optimizer(), batch_size=128)
     made.step()  # reports on the second step are out
     sent: dict[str, list[Message]] = {"up": [], "down": []}

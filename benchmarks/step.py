@@ -39,6 +39,11 @@ class Network:
 SHALLOW = Network(lambda: nn.Sequential(nn.Linear(PIXELS, WIDTH), nn.Sigmoid()), (PIXELS,))
 
 
+def models() -> tuple[list[nn.Module], nn.Module]:
+    """Return the shallow local models of four parties, and the head."""
+    return SHALLOW.models(PARTIES)
+
+
 def rows(samples: int) -> tuple[list[Tensor], Tensor]:
     """Return random rows in MNIST's shapes."""
     return SHALLOW.rows(samples, PARTIES)
