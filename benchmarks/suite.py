@@ -47,7 +47,7 @@ TOPICS = (
     Topic("sweep", "Sweeps", "benchmarks.sweeps:lines"),
     Topic("mnist", "The paper's MNIST table", "benchmarks.sweeps:mnist_table"),
     Topic("pipeline", "Pipelining over a slow line", "benchmarks.pipeline:lines", full_only=True),
-    Topic("link", "Over a slow line", "benchmarks.link:report_lines", full_only=True, timeout=1800.0),
+    Topic("link", "Over a slow line", "benchmarks.link:report_lines", full_only=True, timeout=3600.0),
 )
 
 
