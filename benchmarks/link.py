@@ -249,7 +249,8 @@ def report_lines(full: bool) -> list[Line]:
         first = next(m for m in found if m.batch == one.batch)
         batch = f"batch {one.batch:,}" if one.batch else "full batch"
         what = f"{batch}, {one.method}, {one.column}: times sooner at 90 % than SVFL"
-        note = f"{one.rounds or 'too many'} rounds of {1e3 * one.seconds / one.timed:,.0f} ms"
+        count = f"{one.rounds} rounds" if one.rounds else "not reached, rounds"
+        note = f"{count} of {1e3 * one.seconds / one.timed:,.0f} ms"
         value = first.seconds / one.seconds if one.rounds else None
         out.append(Line(slug(f"link {one.batch} {one.method} {one.column}"), what, value, note=note))
     return out
