@@ -77,7 +77,7 @@ def test_an_unknown_topic_is_refused() -> None:
     with pytest.raises(SystemExit, match=r"there is no topic stpe; topics are step, images"):
         suite.chosen(["stpe"], full=False)
     short, long = ([topic.name for topic in suite.chosen([], full)] for full in (False, True))
-    assert set(long) - set(short) == {"link"}
+    assert set(long) - set(short) == {"pipeline", "link"}
 
 
 def test_every_topic_leads_to_a_function() -> None:
