@@ -1,5 +1,6 @@
 """Ten million rows: what a federation keeps in RAM, what a checkpoint costs, and how a step grows with the rows.
 
+`python -m benchmarks.memory accuracy` trains the paper's MNIST network with memories as they are and rounded.
 `python -m benchmarks.memory` trains four parties and their server in one process, with shared labels, the combination
 on the downlink, columns made on demand and memories in files, and prints what /proc says of that process. Then it takes
 steps at ten thousand and at ten million rows in turn. Linux only; it uses 15 GB of disk and 6 GB of RAM for a while.
@@ -10,12 +11,14 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -23,15 +26,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks import link
 from benchmarks.lines import Line, ratio
 from benchmarks.timing import Timing, alternate
 from efvfl import Agreement, Batches, Federation, Optimizer, TopK, checkpoint, efvfl, losses
 from efvfl.batches import Rows
 from efvfl.build import Plan, make_party, make_server
 from efvfl.channel import Channel
+from efvfl.experiment import load_data, make_federation
 from efvfl.fusion import Fusion
 from efvfl.ledger import Ledger
 from efvfl.memory import ErrorFeedback
+from efvfl.tables import as_markdown
 from efvfl.transport import LocalTransport
 
 PARTIES, COLUMNS, WIDTH, CLASSES, BATCH = 4, 32, 16, 2, 128
@@ -210,6 +216,29 @@ def measure(rounds: int = 40, inner: int = 10) -> dict[str, Any]:
     return found
 
 
+def accuracy(labels: str, batch: int, rate: float, epochs: int, seed: int, memory_dtype: str) -> float:
+    """Return the test accuracy of the paper's MNIST network, in percent, with memories of a dtype."""
+    base = link.run_config({"name": "efvfl", "compressor": {"name": "topk", "ratio": 0.1}}, batch)
+    agreement = Agreement(labels=labels, memory_dtype=memory_dtype)  # type: ignore[arg-type]
+    config = replace(base, agreement=agreement, seed=seed, optimizer={"name": "SGD", "lr": rate})
+    made = make_federation(config, load_data(config, Path()))
+    *_, last = made.train(epochs, observe_every=epochs, gradient=False)
+    return 100 * last.test["accuracy"]
+
+
+def accuracies() -> str:
+    """Return what rounding memories does to accuracy, as a table."""
+    rows = []
+    for labels, batch, rate, epochs in (("private", 128, 1.0, 5), ("shared", 0, 4.0, 40)):
+        what = f"{epochs} epochs, {f'batch {batch}' if batch else 'full batch'}, {labels} labels, step size {rate:g}"
+        cells = [
+            ", ".join(f"{accuracy(labels, batch, rate, epochs, seed, dtype):.1f} %" for seed in (0, 1))
+            for dtype in ("", "bfloat16")
+        ]
+        rows.append([what, *cells])
+    return as_markdown(["", "float32", "bfloat16"], rows)
+
+
 def lines(full: bool) -> list[Line]:
     """Measure for the suite, which has the growth in RAM elsewhere."""
     out = []
@@ -230,7 +259,11 @@ def lines(full: bool) -> list[Line]:
 
 
 def main() -> None:
-    """Print two tables, and all of it as JSON."""
+    """Print two tables, and all of it as JSON; or, with `accuracy`, what rounding does to a network."""
+    if sys.argv[1:] == ["accuracy"]:
+        torch.set_num_threads(1)
+        print(accuracies())
+        return
     found = measure()
     print(f"{MANY:,} rows, {PARTIES} parties and server in one process, width {WIDTH}, batch {BATCH}, {STEPS} steps\n")
     print("| memories | phase | seconds | anonymous, MB (target 1,000) | of files, MB |")

@@ -45,9 +45,7 @@ class Fusion(nn.Module):
         """Return the head's input, a new tensor."""
         if not self.additive:
             return torch.cat(parts, dim=1)
-        total = parts[0] + parts[1] if len(parts) > 1 else parts[0].clone()
-        for part in parts[2:]:
-            total = total + part if total.requires_grad or part.requires_grad else total.add_(part)
+        total = _total(parts)
         return total * self.weight(len(parts)) if self.kind == "mean" else total
 
     def cotangents(self, of_input: Tensor, widths: list[int]) -> list[Tensor]:
@@ -75,14 +73,20 @@ class Fusion(nn.Module):
             return parts
         weight = self.weight(len(parts))
         others = [part for j, part in enumerate(parts) if j != own]
-        total = others[0].clone() if others else torch.zeros_like(parts[own])
-        for part in others[1:]:
-            total.add_(part)
+        total = _total(others) if others else torch.zeros_like(parts[own])
         return [total.mul_(weight)] if self.kind == "mean" else [total]
 
     def without(self, combined: Tensor, surrogate: Tensor, parties: int) -> list[Tensor]:
         """Return the `rest` for `insert` from the combination and the own surrogate in it."""
         return [torch.sub(combined, surrogate, alpha=self.weight(parties))]
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    """Return the sum as a new tensor, in one pass a part."""
+    total = parts[0] + parts[1] if len(parts) > 1 else parts[0].clone()
+    for part in parts[2:]:
+        total = total + part if total.requires_grad or part.requires_grad else total.add_(part)
+    return total
 
 
 @dataclass(frozen=True)
