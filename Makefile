@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo credit two-banks test check bench chaos results format clean
+.PHONY: demo credit two-banks test check bench bench-full performance chaos results format clean
 
 demo: $(READY)
 	$(BIN)/efvfl demo
@@ -25,6 +25,15 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+	$(MAKE) performance
+
+bench-full: $(READY)
+	$(BIN)/python -m benchmarks --full
+	$(BIN)/python -m benchmarks.profile
+	$(MAKE) performance
+
+performance: $(READY)
+	$(BIN)/python -m tools.performance
 
 chaos: $(READY)
 	$(BIN)/python tests/chaos.py --kills 300

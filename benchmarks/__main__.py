@@ -1,51 +1,53 @@
-"""`python -m benchmarks`: print every ratio beside its target."""
+"""`python -m benchmarks [topic ...] [--full]`: measure, and put every number beside its target."""
 
 from __future__ import annotations
 
-import platform
+import argparse
+import sys
+from pathlib import Path
 
-import torch
-from rich.console import Console
-from rich.table import Table
+from benchmarks import lines, suite
+from benchmarks.lines import Report
+from efvfl.checkpoint import write_atomically
 
-from benchmarks import codecs, step
-from benchmarks.timing import Timing
+OUT = Path(__file__).parent / "results" / "bench.json"
 
 
-def main() -> None:
-    console = Console()
-    table = Table(title=f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} torch threads")
-    for heading in ("work", "measured", "target", "milliseconds", "spread"):
-        table.add_column(heading, justify="left" if heading == "work" else "right")
+def earlier(path: Path, machine: dict[str, str]) -> Report:
+    """Return what was measured before on this very machine, so that a topic can be measured again by itself."""
+    if path.exists():
+        found = Report.from_json(path.read_text(encoding="utf-8"))
+        if found.machine == machine:
+            return found
+        print(f"{path} is of another machine or other versions: starting anew.", file=sys.stderr)
+    return Report(machine)
 
-    def ratio(name: str, over: Timing, under: Timing, target: float) -> None:
-        measured = over.middle / under.middle
-        mark = "" if measured <= target else " [red]missed[/]"
-        times = f"{over.middle:.3g} / {under.middle:.3g}"
-        spread = f"{max(over.spread, under.spread):.0%}"
-        table.add_row(name, f"{measured:.2f}{mark}", f"{target:g}", times, spread)
 
-    with console.status("full batch"):
-        full = step.against_central(batch=0, rounds=15, inner=1)
-    with console.status("batch 128"):
-        small = step.against_central(batch=128, rounds=30, inner=20)
-    for labels, target_full, target_small in (("private", 1.6, 3.5), ("shared", 2.2, 6.0)):
-        ratio(f"full batch 60,000, {labels} labels / central SGD", full[labels], full["central"], target_full)
-        ratio(f"batch 128, {labels} labels / central SGD", small[labels], small["central"], target_small)
-    for labels in ("private", "shared"):
-        with console.status(f"growth with N, {labels} labels"):
-            grown = step.growth(labels, rounds=30, inner=20)
-        ratio(f"batch 128, {labels}: 1,000,000 rows / 10,000 rows", grown["1,000,000"], grown["10,000"], 1.2)
-    with console.status("codecs"):
-        topk = codecs.topk_time(rounds=30)
-    ratio("top-k 10 % of 960,000: encode + decode / torch.topk", topk["encode + decode"], topk["torch.topk"], 0.3)
-    for name, measured, target, unit in codecs.sizes():
-        mark = "" if measured <= target else " [red]missed[/]"
-        table.add_row(f"{name}: {unit}", f"{measured:.4g}{mark}", f"{target:g}", "", "")
-    for name, measured in codecs.entropies():
-        table.add_row(f"{name} / entropy", f"{measured:.3f}", "", "", "")
-    console.print(table)
+def write(report: Report, path: Path) -> None:
+    """Write the JSON, and the tables beside it."""
+    write_atomically(path, report.to_json().encode())
+    write_atomically(path.with_suffix(".md"), report.to_markdown().encode())
+
+
+def main() -> int:
+    """Run the topics; 1 if one of them failed, whether or not targets are met."""
+    names = ", ".join(topic.name for topic in suite.TOPICS)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure, beside targets.")
+    parser.add_argument("topics", nargs="*", metavar="topic", help=f"{names}; all if none is named")
+    parser.add_argument("--full", action="store_true", help="the long run: more rounds, more sizes, the slow line")
+    parser.add_argument("--out", type=Path, default=OUT, help="the JSON; the Markdown goes beside it")
+    options = parser.parse_args()
+    report, failed = earlier(options.out, lines.machine_facts()), False
+    for topic in suite.chosen(options.topics, options.full):
+        print(f"{topic.name} ...", file=sys.stderr, flush=True)
+        section = suite.run(topic, options.full)
+        report = report.replaced(section, [known.name for known in suite.TOPICS])
+        write(report, options.out)
+        failed |= any(line.error for line in section.lines)
+        print(f"### {section.title}\n\n{lines.table(section.lines)}\n", flush=True)
+    print(lines.facts(report.machine))
+    return int(failed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

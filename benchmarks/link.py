@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from benchmarks.lines import Line, slug
 from efvfl import config as configs
 from efvfl.checkpoint import write_atomically
 from efvfl.config import RunConfig
@@ -238,6 +239,21 @@ def draw(found: list[Measured], path: Path) -> None:
     figure.axes[-1].legend(fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
+
+
+def report_lines(full: bool) -> list[Line]:
+    """Measure every case; SVFL with the same batch is what the others are compared with."""
+    found = [measure(batch, *case) for batch in (0, 1024) for case in CASES]
+    out = []
+    for one in found:
+        first = next(m for m in found if m.batch == one.batch)
+        batch = f"batch {one.batch:,}" if one.batch else "full batch"
+        what = f"{batch}, {one.method}, {one.column}: times sooner at 90 % than SVFL"
+        count = f"{one.rounds} rounds" if one.rounds else "not reached, rounds"
+        note = f"{count} of {1e3 * one.seconds / one.timed:,.0f} ms"
+        value = first.seconds / one.seconds if one.rounds else None
+        out.append(Line(slug(f"link {one.batch} {one.method} {one.column}"), what, value, note=note))
+    return out
 
 
 def main() -> None:

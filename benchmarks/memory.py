@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.lines import Line, ratio
 from benchmarks.timing import Timing, alternate
 from efvfl import Agreement, Batches, Federation, Optimizer, TopK, checkpoint, efvfl, losses
 from efvfl.batches import Rows
@@ -207,6 +208,25 @@ def measure(rounds: int = 40, inner: int = 10) -> dict[str, Any]:
             }
         assert not list(folder.iterdir()), "scratch files have no name, and the checkpoint is deleted"
     return found
+
+
+def lines(full: bool) -> list[Line]:
+    """Measure for the suite, which has the growth in RAM elsewhere."""
+    out = []
+    with tempfile.TemporaryDirectory(prefix="efvfl-memory-") as place:
+        for dtype in ("", "bfloat16") if full else ("",):
+            phases = alone(training, dtype, Path(place))["phases"]
+            most = max(values["anonymous"] for values in phases.values()) / MB
+            seconds = ", ".join(f"{phase} {values['seconds']:.1f} s" for phase, values in phases.items())
+            what = (
+                f"anonymous memory of {PARTIES} parties and server, 10^7 rows, aggregate, {dtype or 'float32'} in files"
+            )
+            out.append(Line(f"memory-mapped-{dtype or 'float32'}", what, most, "MB", target=LIMIT / MB, note=seconds))
+        timings = alone(growth, "aggregate", Path(place), 40 if full else 15, 20)
+        few, many = timings[f"{FEW:,}"], timings[f"{MANY:,}"]
+        what = "batch 128, shared labels, aggregate, memories in files: 10^7 rows / 10^4 rows"
+        out.append(ratio("growth-mapped", what, many, few, note="pages written to for the first time"))
+    return out
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ import grpc
 import torch
 
 from benchmarks import step
+from benchmarks.lines import Line
 from benchmarks.timing import Timing, alternate
 from efvfl import config as configs
 from efvfl.config import RunConfig
@@ -199,17 +200,26 @@ def after_a_pause(labels: str, rounds: int, pause: float = 0.005) -> float:
     return 1e3 * median(times)
 
 
+def lines(full: bool) -> list[Line]:
+    """Measure a round against what it may cost: the bare exchange, and all computing divided by the cores."""
+    cores, out = os.cpu_count() or 1, []
+    for labels in ("private", "shared"):
+        found = against_bare(labels, rounds=30 if full else 15, inner=40)
+        both = zip(found["bare"].samples, found["compute"].samples, strict=True)
+        over = found["round"].over(Timing([bare + compute / cores for bare, compute in both]))
+        note = (
+            f"round {found['round'].middle:.2f} ms, bare exchange {found['bare'].middle:.2f} ms, all computing "
+            f"{found['compute'].middle:.2f} ms (after a pause {after_a_pause(labels, 200):.2f} ms) on {cores} cores"
+        )
+        what = f"round of 4 parties, batch 128, {labels} labels / bare exchange and computing"
+        out.append(Line(f"round-{labels}", what, over.middle, target=1.5, spread=over.spread, note=note))
+    return out
+
+
 def main() -> None:
     """Print the ratios."""
-    cores = os.cpu_count() or 1
-    for labels in ("private", "shared"):
-        found = against_bare(labels, rounds=15, inner=40)
-        allowed = found["bare"].middle + found["compute"].middle / cores
-        print(
-            f"{labels} labels: a round {found['round'].middle:.2f} ms, bare exchange {found['bare'].middle:.2f} ms, "
-            f"all computing {found['compute'].middle:.2f} ms on {cores} cores: {found['round'].middle / allowed:.2f} "
-            f"(computing after a pause: {after_a_pause(labels, 200):.2f} ms)"
-        )
+    for line in lines(full=False):
+        print(f"{line.what}: {line.value:.2f} ({line.note})")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,11 @@ CASES = {
         agreement = { labels = "shared", downlink = "aggregate", fusion = "compress" }
         method = { name = "efvfl", compressor = { name = "topk", ratio = 0.2 }, fusion = { name = "qsgd", bits = 8 } }
     """,
+    "pipelined": """
+        agreement = { labels = "private", pipeline = true }
+        method = { name = "efvfl", compressor = { name = "topk", ratio = 0.1 }, down = { name = "qsgd", bits = 4 } }
+        optimizer = { name = "SGD", lr = 0.5, momentum = 0.9 }
+    """,
 }
 FILE = """
 epochs = {epochs}

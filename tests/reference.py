@@ -4,7 +4,7 @@ This cannot share a bug with the library's step, except the compressor itself, w
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,30 @@ def central_sgd(
     return [p.detach() for p in network.parameters()]
 
 
+def delayed_sgd(
+    x: list[Tensor],
+    y: Tensor,
+    models: list[nn.Module],
+    head: nn.Module,
+    how: str,
+    batches: list[Tensor],
+    lr: float,
+    fresh: Container[int] = (0,),
+) -> list[Tensor]:
+    """The same, but the models' gradient is taken where they were one step before, unless a step is `fresh`."""
+    before = models
+    for step, rows in enumerate(batches):
+        used = models if step in fresh else before
+        parts = [m(v[rows]) for m, v in zip(used, x, strict=True)]
+        loss = F.cross_entropy(head(combine(parts, how)), y[rows])
+        blocks = [head, *used]
+        grads = [torch.autograd.grad(loss, list(block.parameters()), retain_graph=True) for block in blocks]
+        before = copy.deepcopy(models)
+        for block, grad in zip([head, *models], grads, strict=True):
+            _descend(block, grad, lr)
+    return [p.detach() for p in nn.ModuleList([head, *models]).parameters()]
+
+
 def vertical(
     x: list[Tensor],
     y: Tensor,
@@ -50,10 +74,12 @@ def vertical(
     all_rows: bool = False,
     down: Compress | None = None,
     fusion: Compress | None = None,
+    delayed: bool = False,
 ) -> list[Tensor]:
     """EF-VFL or CVFL, Algorithm 1 or 2, with Q local updates.
 
     `down` compresses cotangents, `fusion` compresses x0 on its way to the parties, both with the memory of `feedback`.
+    `delayed`: what is reported, and learnt from first, is computed with the local models of one step before.
     """
     parties = range(len(models))
     width = models[0](x[0][:1]).shape[1]
@@ -62,10 +88,12 @@ def vertical(
     down_memory = [torch.zeros_like(m) for m in g]
     copy_of_head = copy.deepcopy(head)  # what the parties use
     g0 = torch.zeros_like(parameters_to_vector(head.parameters()))
+    used = models
     for rows in batches:
         reported = everything if all_rows else rows
+        current = copy.deepcopy(models)
         for k in parties:
-            h = models[k](x[k][reported]).detach()
+            h = used[k](x[k][reported]).detach()
             if feedback:
                 g[k][reported] += compress(h - g[k][reported])
             else:
@@ -78,8 +106,9 @@ def vertical(
         updates: list[tuple[nn.Module, list[Tensor]]] = []
         for k in parties:
             before = [p.detach().clone() for p in models[k].parameters()]
-            for _ in range(local_steps):
-                h = models[k](x[k][rows])
+            for turn in range(local_steps):
+                model = used[k] if turn == 0 else models[k]
+                h = model(x[k][rows])
                 if private:
                     leaves = [s.clone().requires_grad_() for s in surrogates]
                     loss = F.cross_entropy(head(combine(leaves, how)), y[rows])
@@ -89,11 +118,11 @@ def vertical(
                         cotangent = down_memory[k][rows]
                     elif down is not None:
                         cotangent = down(cotangent)
-                    grads = torch.autograd.grad(h, list(models[k].parameters()), cotangent)
+                    grads = torch.autograd.grad(h, list(model.parameters()), cotangent)
                 else:
                     parts = [h if j == k else surrogates[j] for j in parties]
                     loss = F.cross_entropy(copy_of_head(combine(parts, how)), y[rows])
-                    grads = torch.autograd.grad(loss, list(models[k].parameters()))
+                    grads = torch.autograd.grad(loss, list(model.parameters()))
                 _descend(models[k], grads, lr)
             updates.append((models[k], [p.detach().clone() for p in models[k].parameters()]))
             _assign(models[k], before)  # the other blocks must not see this update yet
@@ -102,6 +131,7 @@ def vertical(
             _descend(head, torch.autograd.grad(loss, list(head.parameters())), lr)
         for model, values in updates:
             _assign(model, values)
+        used = current if delayed else models
     return [p.detach() for p in nn.ModuleList([head, *models]).parameters()]
 
 

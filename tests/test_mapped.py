@@ -104,7 +104,7 @@ def maps(folder: Path) -> int:
 def test_scratch_files_have_no_name_and_go_with_the_federation(tmp_path: Path) -> None:
     run = made(Agreement(labels="shared"), tmp_path)
     run.step()
-    assert maps(tmp_path) == 3 + 3 * 3  # the server's, and all three at each of three parties
+    assert maps(tmp_path) == 3 + 3  # the server's, through which parties hear each other, and each party's own
     assert not list(tmp_path.iterdir())  # so that none is left, whatever becomes of the process
     del run
     gc.collect()

@@ -27,7 +27,7 @@ AGREEMENTS = [
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: c.name)
 def test_memories_are_equal_at_both_ends(compressor: TopK, agreement: Agreement, dtype: torch.dtype) -> None:
     method = efvfl(compressor, down=compressor, fusion=compressor)
-    federation = problem(method, dtype, agreement=agreement, batch_size=16, optimizer=None)
+    federation = problem(method, dtype, agreement=agreement, batch_size=16, optimizer=None, wire=True)
     for _ in federation.train(3, observe_every=2):
         pass
     links = memories(federation)
@@ -39,10 +39,16 @@ def test_memories_are_equal_at_both_ends(compressor: TopK, agreement: Agreement,
         assert all(torch.equal(copies[0], other) for other in copies[1:])
 
 
-@pytest.mark.parametrize("method", [efvfl(QSGD(4), down=TopK(0.2)), cvfl(TopK(0.2))])
-@pytest.mark.parametrize("agreement", AGREEMENTS[:1] + AGREEMENTS[2:5], ids=lambda a: f"{a.labels}-{a.fusion}")
-def test_going_through_the_bytes_changes_nothing(method: Method, agreement: Agreement) -> None:
-    runs = [problem(method, agreement=agreement, batch_size=16, wire=wire) for wire in (False, True)]
+# Without bytes, the server and the parties of one process hear a report through the same end.
+@pytest.mark.parametrize("size", [16, 0])
+@pytest.mark.parametrize(
+    "method",
+    [efvfl(QSGD(4), down=TopK(0.2)), efvfl(TopK(0.2), start="exact"), cvfl(TopK(0.2))],
+    ids=["ef", "exact", "c"],
+)
+@pytest.mark.parametrize("agreement", AGREEMENTS[:5], ids=lambda a: f"{a.labels}-{a.fusion}-{a.reports}")
+def test_going_through_the_bytes_changes_nothing(method: Method, agreement: Agreement, size: int) -> None:
+    runs = [problem(method, agreement=agreement, batch_size=size, wire=wire) for wire in (False, True)]
     records = [list(run.train(3)) for run in runs]
     assert same(*(everything(run) for run in runs))
     for left, right in zip(*records, strict=True):
@@ -67,12 +73,12 @@ def test_an_exact_start_is_exact_at_every_rows_first_visit() -> None:
         party, rows = federation.parties["party2"], federation.server.batches.rows(step)
         assert isinstance(rows, torch.Tensor)
         if step == 0:
-            federation._replies = federation.transport.exchange(federation.server.begin())
-        h = party._report.h.detach()  # type: ignore[union-attr]
+            federation._replies = [federation.transport.exchange(federation.server.begin())]
+        h = party._reports[0].h.detach()
         g = party.up.memory.g[rows]  # type: ignore[attr-defined]
         new = [i for i, row in enumerate(rows.tolist()) if row not in seen]
         assert torch.equal(g[new], h[new])
-        kinds.add(len(party.open_report().packets[2]))
+        kinds.add(len(party.open_reports()[0].packets[2]))
         seen |= set(rows.tolist())
         federation.step()
     assert kinds == {1, 2}  # batches of new rows or old ones, and batches with both

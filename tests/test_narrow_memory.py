@@ -40,8 +40,7 @@ def test_memories_are_equal_at_both_ends(compressor: TopK, agreement: Agreement)
     for _ in range(9):
         federation.step()
     for party in federation.parties.values():
-        report = party._report
-        assert report is not None
+        report = party._reports[0]
         assert torch.equal(report.surrogate, party.up.held(report.rows))  # what is used is what is remembered
         assert report.surrogate.dtype == torch.float32
     federation.step(hold=True)
@@ -77,8 +76,7 @@ def test_errors_of_rounding_do_not_add_up() -> None:
     for _ in range(30):
         federation.step()
     for party in federation.parties.values():
-        assert party._report is not None
-        h, surrogate = party._report.h.detach(), party._report.surrogate
+        h, surrogate = party._reports[0].h.detach(), party._reports[0].surrogate
         assert not torch.equal(h, surrogate)
         assert bool(((surrogate - h).abs() <= UNIT * h.abs() * (1 + UNIT)).all())
 
@@ -89,7 +87,7 @@ def test_the_distortion_of_a_report_that_is_tried_out_is_that_of_the_report(comp
     for _ in range(8):
         federation.step(hold=True)
         tried = federation.distortion()
-        federation._replies = federation.transport.exchange(federation.server.begin())
+        federation._replies = [federation.transport.exchange(federation.server.begin())]
         assert federation.distortion() == pytest.approx(tried, rel=1e-9)
 
 

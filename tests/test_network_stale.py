@@ -52,7 +52,7 @@ class Leaver(Member):
 
 def caught_up(serving: Serving) -> bool:
     link = serving.hub.links.get(AWAY)
-    return link is not None and link.waiting is None and link.position > serving.hub.left[AWAY]
+    return link is not None and not link.waiting and link.position > serving.hub.left[AWAY]
 
 
 def run(

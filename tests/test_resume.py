@@ -29,6 +29,17 @@ CASES: dict[str, tuple[Method, Agreement]] = {
         Agreement(labels="shared", downlink="aggregate", fusion="compress"),
     ),
     "direct-relay": (cvfl(TopK(0.2)), Agreement(labels="shared")),
+    "pipelined": (efvfl(TopK(0.2), down=QSGD(4)), Agreement(pipeline=True)),
+    "pipelined-direct": (cvfl(QSGD(4)), Agreement(pipeline=True)),
+    "pipelined-all-rows": (
+        efvfl(TopK(0.2)),
+        Agreement(labels="shared", downlink="aggregate", reports="all", pipeline=True),
+    ),
+    "pipelined-exact-start": (efvfl(TopK(0.2), start="exact"), Agreement(labels="shared", pipeline=True)),
+    "pipelined-aggregate-compress": (
+        efvfl(TopK(0.2), fusion=TopK(0.5)),
+        Agreement(labels="shared", downlink="aggregate", fusion="compress", pipeline=True, local_steps=2),
+    ),
 }
 
 

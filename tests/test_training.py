@@ -1,6 +1,8 @@
 """What training yields: records, the ledger, predictions."""
 
+import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from problems import classes, columns, head, local_models, problem
 from torch import nn
 
 from efvfl import QSGD, Agreement, Optimizer, Record, TopK, cvfl, efvfl, federate, svfl
+from efvfl.block import Block
 from efvfl.ledger import Ledger
 from efvfl.losses import LOSSES, lookup
 from efvfl.observe import Split, evaluate, gradient, squared_norm
@@ -81,7 +84,7 @@ def test_the_distortion_of_the_next_report_is_what_the_next_report_leaves() -> N
             for _ in range(5):
                 federation.step(hold=True)
                 foretold = federation.distortion()
-                federation._replies = federation.transport.exchange(federation.server.begin())
+                federation._replies = [federation.transport.exchange(federation.server.begin())]
                 assert federation.distortion() == pytest.approx(foretold, rel=1e-12, abs=1e-20)
 
 
@@ -109,6 +112,23 @@ def test_the_ledger_counts_every_byte_once() -> None:
         assert sum(n for parties in table.values() for kinds in parties.values() for n in kinds.values()) == heard
 
 
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"weight_decay": 0.1}, {"maximize": True}])
+def test_an_update_is_bit_for_bit_that_of_torch(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    ours = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3))
+    theirs = copy.deepcopy(ours)
+    block = Block(ours, Optimizer("SGD", {"lr": 0.3, **options}))
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.3, **options)
+    for _ in range(4):
+        x = torch.randn(6, 5)
+        for module in (ours, theirs):
+            module.zero_grad()
+            module(x).square().sum().backward()
+        block.update()
+        optimizer.step()
+        assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
 def test_a_ledger_can_be_saved() -> None:
     ledger = Ledger()
     ledger.record("down", "bank", Message(Kind.BEGIN, 3))
@@ -132,9 +152,9 @@ def test_large_sets_are_observed_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     x = columns()
     y, models, fusion = classes(x), local_models(), problem().fusion
     split, loss = Split(x, y), LOSSES["cross_entropy"]
-    whole = squared_norm(gradient(models, fusion, split, loss)[0]), evaluate(models, fusion, split, loss)
+    whole = squared_norm(gradient(models, fusion, split, loss).gradient), evaluate(models, fusion, split, loss)
     monkeypatch.setattr("efvfl.observe.CHUNK", 7)
-    parts = squared_norm(gradient(models, fusion, split, loss)[0]), evaluate(models, fusion, split, loss)
+    parts = squared_norm(gradient(models, fusion, split, loss).gradient), evaluate(models, fusion, split, loss)
     assert parts[0] == pytest.approx(whole[0], rel=1e-12)
     assert parts[1] == pytest.approx(whole[1], rel=1e-12)
 

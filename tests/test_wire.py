@@ -179,6 +179,7 @@ def test_messages_come_back(message: Message) -> None:
     assert type(back.kind) is Kind
     assert type(back.hold) is bool
     assert back.to_bytes() == data
+    assert message.size == len(data)
 
 
 @fuzz(200)

@@ -64,6 +64,16 @@ def _class_named(name: str, module: Any, base: type, what: str) -> None:
         raise ConfigError(f"torch has no {what} {name!r}. {nearest(name, known)}")
 
 
+def _is_plain(optimizer: TorchOptimizer | None) -> bool:
+    """Whether it is SGD with a rate and nothing else: its update is then one line, and bit for bit the same.
+
+    torch's own `step` walks through options and hooks, which took a sixth of a small step.
+    """
+    if type(optimizer) is not torch.optim.SGD:
+        return False
+    return all(not value or name in ("params", "lr", "dampening") for name, value in optimizer.param_groups[0].items())
+
+
 class Block:
     """x_k and how it learns."""
 
@@ -72,22 +82,42 @@ class Block:
         if not module.training:
             module.train()  # parts that were frozen on purpose inside a module in training mode stay so
         self.module = module
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self._everything = list(module.parameters())
+        self.parameters = [p for p in self._everything if p.requires_grad]
         self.dtype = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
         self.steps_per_epoch = steps_per_epoch
         # A fusion model may have no parameters at all, and torch refuses to optimise nothing.
         self.optimizer = optimizer.build(self.parameters) if optimizer and self.parameters else None
         self.scheduler = optimizer.build_scheduler(self.optimizer) if optimizer and self.optimizer else None
+        self._plain = self.scheduler is None and _is_plain(self.optimizer)
 
     def zero_grad(self) -> None:
         """Forget the last gradient."""
         for parameter in self.parameters:
             parameter.grad = None
 
+    def leaves(self) -> dict[str, Tensor]:
+        """Return copies of the parameters that learn, for a forward pass whose graph must outlive an update."""
+        return {name: copied(p) for name, p in self.module.named_parameters() if p.requires_grad}
+
+    def take_gradients(self, leaves: Mapping[str, Tensor]) -> None:
+        """Make the gradients of such copies those of the parameters."""
+        named = dict(self.module.named_parameters()) if leaves else {}
+        for name, leaf in leaves.items():
+            named[name].grad = leaf.grad
+
+    @torch.no_grad()
     def update(self) -> None:
         """Move x along its gradient, as the optimiser does."""
-        if self.optimizer is not None:
+        if self.optimizer is None:
+            return
+        if not self._plain:
             self.optimizer.step()
+            return
+        rate = self.optimizer.param_groups[0]["lr"]
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.add_(parameter.grad, alpha=-rate)
 
     def descend(self, loss: Tensor) -> None:
         """Take one step down a loss."""
@@ -102,11 +132,11 @@ class Block:
             self.scheduler.step()
 
     def buffers(self) -> dict[str, Tensor]:
-        """Return copies of all buffers: running statistics and the like."""
-        return {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        """Return copies of all buffers."""
+        return copies_of_buffers(self.module)
 
     def _model_tensors(self) -> list[Tensor]:
-        return [*self.module.parameters(), *self.module.buffers()]  # asked for anew: a module may replace a buffer
+        return [*self._everything, *self.module.buffers()]  # buffers are asked for anew: a module may replace one
 
     def size(self) -> int:
         """Return the length of `vector`, without making it."""
@@ -164,12 +194,22 @@ class Block:
             self.scheduler.load_state_dict(state["scheduler"])
 
 
-def aside(module: nn.Module, *inputs: Tensor, buffers: dict[str, Tensor] | None = None) -> Tensor:
-    """Run a module on copies of its buffers, or on given ones, so that its own stay as they are."""
-    if buffers is None:
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    output: Tensor = functional_call(module, buffers, inputs) if buffers else module(*inputs)
+def copies_of_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return copies of all buffers by name: running statistics and the like."""
+    return {name: buffer.clone() for name, buffer in module.named_buffers()}
+
+
+def aside(module: nn.Module, *inputs: Tensor, values: dict[str, Tensor] | None = None) -> Tensor:
+    """Run a module on copies of its buffers, or on given buffers and parameters, so that its own stay as they are."""
+    if values is None:
+        values = copies_of_buffers(module)
+    output: Tensor = functional_call(module, values, inputs) if values else module(*inputs)
     return output
+
+
+def copied(parameter: Tensor) -> Tensor:
+    """Return a copy that gradients are found for, with a graph of its own."""
+    return parameter.detach().clone().requires_grad_()
 
 
 def flatten(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:

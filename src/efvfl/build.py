@@ -132,8 +132,12 @@ def make_party(
     private_seed: int,
     fusion: Fusion | None = None,
     labels: Tensor | None = None,
+    server: Server | None = None,
 ) -> Party:
-    """Build a party from what it alone holds. With shared labels it also has them, and a fusion model to write to."""
+    """Build a party from what it alone holds. With shared labels it also has them, and a fusion model to write to.
+
+    In the server's own process it hears the other parties through the server's ends of their channels.
+    """
     own = plan.names.index(name)
     agreement = plan.agreement
     guide: Guide
@@ -144,7 +148,8 @@ def make_party(
             raise ConfigError(f"labels are shared, so party {name!r} needs the labels and a copy of the fusion model.")
         peers = None
         if agreement.downlink == "relay":
-            peers = [None if j == own else plan.channel(j, "up") for j in range(len(plan.names))]
+            ends = server.channels if server else [plan.channel(j, "up") for j in range(len(plan.names))]
+            peers = [None if j == own else end for j, end in enumerate(ends)]
         guide = SharedGuide(
             own=own,
             fusion=fusion,
@@ -169,4 +174,5 @@ def make_party(
         reports_all=agreement.reports == "all",
         local_steps=agreement.local_steps,
         stale=plan.stale,
+        window=agreement.window,
     )

@@ -13,18 +13,18 @@ from efvfl.batches import Rows, take
 from efvfl.compress import Compressor, Identity, decode
 from efvfl.errors import ProtocolError
 from efvfl.memory import Direct, ErrorFeedback, Memory
-from efvfl.packet import Packet
+from efvfl.packet import DTYPES, Packet
 from efvfl.rng import at_step
 
 Packets = tuple[Packet, ...]
 
 _IDENTITY = Identity()
-_NUMPY_TO_TORCH = {"float32": torch.float32, "float64": torch.float64}
+_NUMPY_TO_TORCH = dict(zip(DTYPES, (torch.float32, torch.float64, torch.uint8), strict=True))
 
 
 def unpack(packet: Packet, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> Tensor:
     """Decode a packet that must have this shape and dtype. The result is shared: read it, never write to it."""
-    if packet.shape != shape or _NUMPY_TO_TORCH.get(packet.dtype.name) != dtype:
+    if packet.shape != shape or _NUMPY_TO_TORCH.get(packet.dtype) != dtype:
         raise ProtocolError(
             f"{what} came with shape {packet.shape} and dtype {packet.dtype}, but {shape} and {dtype} are expected: "
             "do both ends run the same configuration and hold the same rows?"
@@ -33,7 +33,11 @@ def unpack(packet: Packet, shape: tuple[int, ...], dtype: torch.dtype, what: str
 
 
 class Channel:
-    """Sends values as compressed changes, or receives them; both ends advance by the same decoded packets."""
+    """Sends values as compressed changes, or receives them; both ends advance by the same decoded packets.
+
+    The server and the parties of one process hear a report through the same end: the first to hear it advances the
+    memory, the others get what that gave.
+    """
 
     def __init__(
         self,
@@ -53,6 +57,7 @@ class Channel:
         self.what = what
         self.seconds = 0.0  # spent in codecs
         self.paper_bits = 0  # the paper's count of what was sent, kept apart from the bytes really sent
+        self._heard: tuple[Packets, Tensor, Tensor] | None = None  # the last packets, what they say, the surrogate then
 
     @property
     def exact(self) -> bool:
@@ -72,7 +77,7 @@ class Channel:
             packets = (self._encode(_IDENTITY, residual, key),)
         else:
             packets = (self._encode(_IDENTITY, residual[new], key), self._encode(compressor, residual[~new], key))
-        return packets, self.absorb(rows, self.decode(rows, packets, len(value)))
+        return packets, self.memory.absorb(rows, self.decode(rows, packets, len(value)))
 
     def _encode(self, compressor: Compressor, residual: Tensor, key: int) -> Packet:
         self.paper_bits += compressor.paper_bits(tuple(residual.shape))
@@ -83,6 +88,8 @@ class Channel:
 
     def decode(self, rows: Rows, packets: Packets, count: int) -> Tensor:
         """Return what the packets of `count` rows say, or refuse them; nothing is changed yet."""
+        if self._heard is not None and self._heard[0] is packets:
+            return self._heard[1]
         new = self.memory.first_visits(rows)
         if new is not None and bool(new.all()):
             new = None  # all of them exactly, in one packet
@@ -96,9 +103,11 @@ class Channel:
             decoded[mask] = unpack(packet, (int(mask.sum()), *self.width), self.dtype, self.what)
         return decoded
 
-    def absorb(self, rows: Rows, decoded: Tensor) -> Tensor:
-        """Advance the memory by what was decoded; return the surrogate of these rows."""
-        return self.memory.absorb(rows, decoded)
+    def hear(self, rows: Rows, packets: Packets, decoded: Tensor) -> Tensor:
+        """Advance the memory by packets and what they were decoded to; return the surrogate of these rows."""
+        if self._heard is None or self._heard[0] is not packets:
+            self._heard = packets, decoded, self.memory.absorb(rows, decoded)
+        return self._heard[2]
 
     def held(self, rows: Rows) -> Tensor:
         """Return the surrogate as it stands; only error feedback has one."""
@@ -130,6 +139,7 @@ class Channel:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
+        self._heard = None
         self.memory.load_state_dict(state["memory"])
         self.paper_bits = int(state["paper_bits"])
 

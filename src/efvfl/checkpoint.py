@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -122,8 +123,8 @@ def _header(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def save(path: Path | str, state: dict[str, Any]) -> None:
-    """Write a state. Tensors go to the disk from where they lie: a copy of a large memory might not fit into RAM."""
+def _pieces(state: dict[str, Any]) -> list[bytes | memoryview]:
+    """Return a state as the pieces of its file: tensors as they lie, because a copy of a large one might not fit."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_strip(state, tensors))
     for tensor in tensors.values():
@@ -132,8 +133,24 @@ def save(path: Path | str, state: dict[str, Any]) -> None:
     order = list(_DTYPES)
     tensors = dict(sorted(tensors.items(), key=lambda item: (order.index(item[1].dtype), item[0])))
     header = _header(tensors, {"efvfl": "1", "tree": tree})
-    pieces = (tensor.cpu().reshape(-1).view(torch.uint8).numpy().data for tensor in tensors.values())
-    write_atomically(Path(path), header, *pieces)
+    return [header, *(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data for tensor in tensors.values())]
+
+
+def to_bytes(state: dict[str, Any]) -> bytes:
+    """Return a state as the bytes of its file."""
+    return b"".join(_pieces(state))
+
+
+def from_bytes(data: bytes) -> Any:
+    """Return the state that `to_bytes` was given."""
+    size = int.from_bytes(data[:8], "little")  # of the header, which safetensors' own reader of bytes keeps to itself
+    tree = json.loads(data[8 : 8 + size])["__metadata__"]["tree"]
+    return _restore(json.loads(tree), safetensors.torch.load(data))
+
+
+def save(path: Path | str, state: dict[str, Any]) -> None:
+    """Write a state."""
+    write_atomically(Path(path), *_pieces(state))
 
 
 def load(path: Path | str) -> dict[str, Any]:

@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--out", type=Path, help="folder of records and checkpoint (default: runs/NAME)")
     run.add_argument("--epochs", type=int, help="in place of the file's")
     run.add_argument("--seed", type=int, help="in place of the file's")
+    network.add_device(run)
     run.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder")
 
     data = commands.add_parser("data", help="list data sets, or get one")
@@ -165,13 +166,17 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     import torch
 
     from efvfl import config as configs
+    from efvfl import crew
     from efvfl.experiment import load_data, make_federation
     from efvfl.plot import draw_runs
     from efvfl.screen import comparison, ledger_table
 
+    crew.refuse("run")
     config = configs.load(options.file)
     sys.path.insert(0, str(options.file.parent.resolve()))  # your own models may lie beside the file
     config = replace(config, **{k: getattr(options, k) for k in ("epochs", "seed") if getattr(options, k) is not None})
+    if options.device:
+        config = configs.on_device(config, options.device)
     if config.threads:
         torch.set_num_threads(config.threads)
     out: Path = options.out or Path("runs") / options.file.stem

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -45,6 +45,8 @@ class ModelConfig:
     activation: str = "relu"
     last: str = "sigmoid"  # activation of the representation
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of resnet18, mvcnn or your own module
+    device: Literal["cpu", "cuda", "mps"] = "cpu"  # where it computes
+    precision: Literal["float32", "bfloat16"] = "float32"  # what it computes in; all else stays in float32
 
     def __post_init__(self) -> None:
         """Refuse layers without entries."""
@@ -192,6 +194,11 @@ class RunConfig:
                 "network.on_missing = 'stale' needs method.name = 'efvfl' (without a memory there is no last surrogate "
                 "to go on with), a compressed start and private labels. Use 'wait' or 'stop' otherwise."
             )
+        if self.network.on_missing == "stale" and agreement.pipeline:
+            raise ConfigError(
+                "network.on_missing = 'stale' does not work with agreement.pipeline: a party that goes away leaves two "
+                "reports behind. Use 'wait' or 'stop', or pipeline = false."
+            )
         if isinstance(self.class_weights, str) and self.class_weights != "balanced":
             raise ConfigError(
                 f"class_weights = {self.class_weights!r} came, 'balanced' or a list of numbers is expected."
@@ -206,6 +213,12 @@ class RunConfig:
     def of(self, name: str) -> PartyConfig:
         """Return what is special about a party; nothing, if the file does not mention it."""
         return next((party for party in self.party if party.name == name), PartyConfig(name))
+
+
+def on_device(config: RunConfig, device: Literal["cpu", "cuda", "mps"]) -> RunConfig:
+    """Have every local model compute on this device, whatever the file says."""
+    parties = tuple(replace(p, model=replace(p.model, device=device)) if p.model else p for p in config.party)
+    return replace(config, model=replace(config.model, device=device), party=parties)
 
 
 def at_least(least: int, **values: int) -> None:

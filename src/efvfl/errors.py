@@ -11,6 +11,7 @@ EfvflError
 ├── LinkError          a connection that broke; it is dialled again
 ├── RefusedError       the other side will not have us: its reason is the text
 ├── LimitError         the server asks for more than a party's own file allows
+├── WorkerError        a worker of the same party is gone; all of them start again from the checkpoint
 ├── AbsentError        a participant did not come within the time it was given
 └── Interrupted        somebody asked us to stop; everything is saved
 ```
@@ -62,6 +63,10 @@ class RefusedError(EfvflError):
 
 class LimitError(EfvflError):
     """More is asked for than a party's own file allows."""
+
+
+class WorkerError(EfvflError):
+    """A worker of the same party is gone."""
 
 
 class AbsentError(EfvflError):

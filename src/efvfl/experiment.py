@@ -15,6 +15,7 @@ from efvfl.block import Optimizer
 from efvfl.config import FusionConfig, ModelConfig, RunConfig
 from efvfl.data import Dataset, catalogue, digits, npz, npz_files
 from efvfl.data.npz import classes_of
+from efvfl.device import place
 from efvfl.errors import ConfigError, nearest
 from efvfl.local import federate, model_width
 from efvfl.losses import Loss
@@ -105,8 +106,9 @@ def private_seed(config: RunConfig, name: str = "") -> int:
 
 def local_model(config: RunConfig, name: str, row: Tensor, encoder: Encoder | None = None) -> nn.Module:
     """Return a party's model as it is before training, for columns of which `row` is one row."""
-    seed = derive(private_seed(config, name), "party", name, "init")
-    return models.seeded_model(seed, partial(_local_model, model_config(config, name), row, encoder))
+    seed, chosen = derive(private_seed(config, name), "party", name, "init"), model_config(config, name)
+    model = models.seeded_model(seed, partial(_local_model, chosen, row, encoder))
+    return place(model, chosen.device, chosen.precision)
 
 
 def head_model(config: RunConfig, widths: Sequence[int], classes: int) -> nn.Module:

@@ -98,8 +98,9 @@ def head_loss(
 ) -> Tensor:
     """Return the loss on a combined representation; all who compute it with the same key draw the same dropout masks.
 
-    The head gets a copy of its own, because it may work in place and others still need what is combined.
+    The head gets a copy of its own, because it may work in place and others still need what is combined; what was
+    computed from a leaf for this pass alone needs none.
     """
     with seeded(key):
-        copy = combined.clone()
-        return loss(aside(fusion.head, copy) if keep_buffers else fusion.head(copy), targets)
+        own = combined.clone() if combined.is_leaf else combined
+        return loss(aside(fusion.head, own) if keep_buffers else fusion.head(own), targets)

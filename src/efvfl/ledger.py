@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, Literal
 
-from efvfl.packet import Message, number
+from efvfl.packet import Message, length
 
 Direction = Literal["up", "down"]  # up: from a party to the server
 
@@ -17,14 +17,13 @@ class Ledger:
         """Start at zero."""
         self.bytes: dict[tuple[Direction, str, str], int] = defaultdict(int)
 
-    def record(self, direction: Direction, party: str, message: Message, data: bytes | None = None) -> bytes:
-        """Count a message that is sent to or by `party`; return its bytes, which may be given."""
-        data = message.to_bytes() if data is None else data
-        aside = sum(len(number(0)) + len(p.header()) + len(p.body) for p in message.packets.get(0, ()))
+    def record(self, direction: Direction, party: str, message: Message, size: int | None = None) -> None:
+        """Count a message that is sent to or by `party`; its size may be given."""
+        size = message.size if size is None else size
+        aside = sum(length(0) + packet.size for packet in message.packets.get(0, ()))
         if aside:
             self.bytes[direction, party, "digest" if direction == "up" else "fusion"] += aside
-        self.bytes[direction, party, message.kind.name.lower()] += len(data) - aside
-        return data
+        self.bytes[direction, party, message.kind.name.lower()] += size - aside
 
     def total(self, direction: Direction, party: str | None = None) -> int:
         """Return the bytes in one direction, of one party or of all."""

@@ -117,10 +117,11 @@ def federate(
     parties: dict[str, Party] = {}
     columns: list[Tensor | Source] = [*(sources or named.values())]
     for name, model, x in zip(names, models, columns, strict=True):
-        held = (copy.deepcopy(fusion), labels) if plan.agreement.labels == "shared" else ()
+        held = (copy.deepcopy(fusion), labels, None if wire else server) if plan.agreement.labels == "shared" else ()
         parties[name] = make_party(plan, name, model, x, derive(private.get(name, seed), "party", name), *held)
     ledger, here = Ledger(), [label_holder] if label_holder else []
-    return Federation(server, parties, LocalTransport(parties, ledger, here, wire), ledger, splits, here)
+    transport = LocalTransport(parties, ledger, here, wire)
+    return Federation(server, parties, transport, ledger, splits, here, plan.agreement.window)
 
 
 def _widths(models: Sequence[nn.Module], named: dict[str, Tensor], fusion: Fusion) -> tuple[list[int], torch.dtype]:

@@ -66,6 +66,7 @@ class Agreement:
     reports: Literal["batch", "all"] = "batch"  # rows of a report: the batch (C2 o C1), or all (Algorithm 1 as stated)
     local_steps: int = 1  # the paper's Q: updates of every block in one round
     digest_every: int = 50  # replicate: steps between two comparisons of the copies
+    pipeline: bool = False  # work on step t + 1 while the answer to step t travels: updates are one step stale
     memory_dtype: Literal["", "bfloat16"] = ""  # of surrogates at all ends: narrower is half the size, and rounds them
 
     def __post_init__(self) -> None:
@@ -86,3 +87,13 @@ class Agreement:
                 f"local_steps = {self.local_steps} needs labels = 'shared': after its first update a party must run "
                 "the fusion model and the loss itself, and with private labels it has neither. Use local_steps = 1."
             )
+        if self.pipeline and self.labels == "shared" and self.fusion == "replicate":
+            raise ConfigError(
+                "pipeline = true does not work with fusion = 'replicate': a party's copy is a step behind when it is "
+                "compared with the server's. Use fusion = 'send' or 'compress'."
+            )
+
+    @property
+    def window(self) -> int:
+        """How many steps are under way at a time."""
+        return 2 if self.pipeline else 1

@@ -69,25 +69,36 @@ def evaluate(models: Sequence[nn.Module], fusion: Fusion, split: Split, loss: Lo
     return scores(predict(models, fusion, split.features), split.labels, loss)
 
 
-def gradient(models: Sequence[nn.Module], fusion: Fusion, split: Split, loss: Loss) -> tuple[list[Tensor], Tensor]:
-    """Return the full gradient of f, a tensor for every parameter of fusion model and parties, and the output."""
+@dataclass(frozen=True)
+class Slope:
+    """The full gradient of f, and what was computed on the way."""
+
+    gradient: list[Tensor]  # a tensor for every parameter of fusion model and parties
+    output: Tensor  # shape (rows, outputs)
+    representations: list[Tensor]  # exact, one tensor for each party
+
+
+def gradient(models: Sequence[nn.Module], fusion: Fusion, split: Split, loss: Loss) -> Slope:
+    """Return the full gradient of f on uncompressed representations."""
     parameters = [p for module in (fusion, *models) for p in module.parameters() if p.requires_grad]
     total = [torch.zeros_like(p) for p in parameters]
-    outputs = []
+    outputs, found = [], []
     with evaluating([*models, fusion]):
         for features, labels in split.chunks():
-            output = fusion([m(x) for m, x in zip(models, features, strict=True)])
+            parts = [m(x) for m, x in zip(models, features, strict=True)]
+            found.append([h.detach() for h in parts])
+            output = fusion(parts)
             outputs.append(output.detach())
             share = loss(output, labels) * (len(labels) / len(split.labels))
             for into, part in zip(total, torch.autograd.grad(share, parameters, allow_unused=True), strict=True):
                 if part is not None:
                     into.add_(part)
-    return total, torch.cat(outputs)
+    return Slope(total, torch.cat(outputs), [torch.cat(parts) for parts in zip(*found, strict=True)])
 
 
 def squared_norm(tensors: Sequence[Tensor]) -> float:
     """Return the sum of all squares, in double precision."""
-    return float(sum(t.double().square().sum() for t in tensors))
+    return float(sum(t.cpu().double().square().sum() for t in tensors))
 
 
 def represent(model: nn.Module, features: Tensor) -> Tensor:
@@ -108,7 +119,7 @@ def distortion(channel: Channel, h: Tensor, rows: Rows | None, step: int) -> flo
         if rows is None:
             return squared_norm([residual])
         new = channel.memory.first_visits(rows)
-        before = take(residual, rows)
+        before = residual if isinstance(rows, slice) else take(residual, rows)
         if new is not None:  # rows that go out exactly: no error is left, and they are not compressed with the others
             residual = residual.clone()
             residual[torch.arange(len(h))[rows][new]] = 0
@@ -117,4 +128,5 @@ def distortion(channel: Channel, h: Tensor, rows: Rows | None, step: int) -> flo
     after = torch.from_numpy(decode(channel.compressor.at(step).encode(before.numpy(), key), before.numel()))
     if isinstance(channel.memory, ErrorFeedback) and rows is not None:
         after = channel.memory.change(rows, after)
-    return squared_norm([residual]) - squared_norm([before]) + squared_norm([after - before])
+    rest = 0.0 if before is residual else squared_norm([residual]) - squared_norm([before])  # of rows not reported
+    return rest + squared_norm([after - before])

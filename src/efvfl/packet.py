@@ -64,16 +64,23 @@ class Reader:
 
     def byte(self, what: str) -> int:
         """Return the next byte."""
-        return self.take(1, what)[0]
+        place = self.place
+        if place >= len(self.data):
+            self.take(1, what)  # which says what is missing
+        self.place = place + 1
+        return self.data[place]
 
     def number(self, what: str) -> int:
         """Return a LEB128 number below 2^63, refusing any but its shortest form."""
-        value = 0
-        for shift in range(0, 63, 7):
+        value = self.byte(what)
+        if value < 0x80:
+            return value
+        value &= 0x7F
+        for shift in range(7, 63, 7):
             byte = self.byte(what)
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
-                if byte == 0 and shift > 0:
+                if byte == 0:
                     raise WireError(f"{what} is written in more bytes than it needs: the encoding is not canonical.")
                 return value
         raise WireError(f"{what} does not fit in 63 bits.")
@@ -96,6 +103,11 @@ def number(value: int) -> bytes:
     return bytes(out)
 
 
+def length(value: int) -> int:
+    """Return how many bytes `number` writes."""
+    return 1 if value < 0x80 else -(-value.bit_length() // 7)
+
+
 @dataclass(frozen=True, slots=True)
 class Packet:
     """One block as its compressor left it: `decode(packet)` needs nothing else."""
@@ -116,6 +128,11 @@ class Packet:
         """Bytes before the body: codec, dtype and number of dimensions in one byte, dimensions, body length."""
         start = bytes((self.codec, _DTYPE_CODES[self.dtype] << 4 | len(self.shape)))
         return start + b"".join(map(number, self.shape)) + number(len(self.body))
+
+    @property
+    def size(self) -> int:
+        """The length of `to_bytes()`, without making it."""
+        return 2 + sum(map(length, self.shape)) + length(len(self.body)) + len(self.body)
 
     def to_bytes(self) -> bytes:
         """Return the canonical encoding."""
@@ -158,6 +175,12 @@ class Message:
     step: int
     packets: Mapping[int, tuple[Packet, ...]] = field(default_factory=dict)
     hold: bool = False  # learn from this, then wait: do not report on the next step yet
+
+    @property
+    def size(self) -> int:
+        """The length of `to_bytes()`, without making it: what travels within a process is counted, not copied."""
+        packets = sum(length(block) + packet.size for block, held in self.packets.items() for packet in held)
+        return len(MAGIC) + 2 + length(self.step) + length(sum(map(len, self.packets.values()))) + packets
 
     def to_bytes(self) -> bytes:
         """Return the canonical encoding: blocks in increasing order."""

@@ -2,6 +2,9 @@
 
 One step, as the paper writes it: compute h_k(x_k) on the batch, send C(h - G), absorb the decoded packet; then learn
 from what the server answers. The graph of the reported representation is the graph of the update: one forward pass.
+
+With a pipeline it reports on the next step before that answer is there: two reports are open, each with a copy of the
+parameters it was computed with, because these learn from the older one in between.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from efvfl.batches import ALL, Batches, Rows, Source, columns_of, take
-from efvfl.block import Block, aside
+from efvfl.batches import ALL, Batches, Rows, Source, take
+from efvfl.block import Block, copied
 from efvfl.channel import Channel, Packets, unpack
-from efvfl.errors import ConfigError, ProtocolError
+from efvfl.crew import Crew, forward
+from efvfl.errors import ProtocolError
 from efvfl.packet import Kind, Message
-from efvfl.rng import derive, seeded
+from efvfl.rng import derive
 
 MOST_MISSED = 1 << 24  # steps that a party may have been away
 
@@ -53,6 +57,7 @@ class _Report:
     h: Tensor  # exact, with its graph, shape (batch, width)
     surrogate: Tensor  # what the server now has for these rows
     buffers: dict[str, Tensor]  # the local model's, as they were before its forward pass
+    leaves: dict[str, Tensor]  # the parameters it was computed with, where they may learn before the answer comes
 
 
 class Party:
@@ -71,6 +76,7 @@ class Party:
         reports_all: bool = False,
         local_steps: int = 1,
         stale: bool = False,
+        window: int = 1,
     ) -> None:
         """Be party `number` (from 1) with these columns. The key is private and seeds the local model's dropout."""
         self.name = name
@@ -84,31 +90,34 @@ class Party:
         self.reports_all = reports_all
         self.local_steps = local_steps
         self.stale = stale  # whether it agreed that training may go on while it is away
-        self.step = 0
-        self._report: _Report | None = None
-        self._answered: tuple[Kind, int] | None = None
-        self._reply: Message | None = None
+        self.window = window  # reports that may be open at a time
+        self.crew: Crew | None = None  # workers that share the passes of the local model
+        self.step = 0  # the next one to learn from
+        self._reports: list[_Report] = []  # open: on this step and those after it
+        self._replies: list[tuple[Kind, int, Message]] = []  # the last ones, and what each of them answered
 
     def handle(self, message: Message) -> Message:
         """Learn from what came; answer with the next report. A repeated message gets the same answer again."""
-        if self._reply is not None and self._answered == (message.kind, message.step):
-            return self._reply
+        for kind, step, reply in self._replies:
+            if (kind, step) == (message.kind, message.step):
+                return reply
         if message.kind == Kind.SYNC:
             return self._note(message, self._sync(message))
-        if message.step != self.step:
+        begins = message.kind == Kind.BEGIN and len(self._reports) < self.window
+        if message.step != self.step + (len(self._reports) if begins else 0):
             raise ProtocolError(f"{self.name} is at step {self.step}, but a message for step {message.step} came.")
-        if message.kind == Kind.BEGIN and self._report is None:
+        if begins:
             reply = self._make_report()
-        elif message.kind == self.guide.kind and self._report is not None:
-            self._learn(message, self._report)
+        elif message.kind == self.guide.kind and self._reports:
+            self._learn(message, self._reports[0])
             reply = Message(Kind.READY, self.step) if message.hold else self._make_report()
         else:
-            waiting = self.guide.kind.name if self._report else Kind.BEGIN.name
+            waiting = self.guide.kind.name if self._reports else Kind.BEGIN.name
             raise ProtocolError(f"{self.name} waits for {waiting} at step {self.step}, but {message.kind.name} came.")
         return self._note(message, reply)
 
     def _note(self, message: Message, reply: Message) -> Message:
-        self._answered, self._reply = (message.kind, message.step), reply
+        self._replies = [*self._replies, (message.kind, message.step, reply)][-self.window :]
         return reply
 
     def _sync(self, message: Message) -> Message:
@@ -125,52 +134,55 @@ class Party:
         self.up.restore(reported, unpack(own[0], (count, *self.up.width), self.up.dtype, "the server's surrogate"))
         for missed in range(self.step, message.step):
             self.block.end_step(missed)
-        self.step, self._report = message.step, None
+        self.step, self._reports = message.step, []
         return Message(Kind.READY, self.step) if message.hold else self._make_report()
 
-    def _forward(self, rows: Rows, step: int, turn: int) -> Tensor:
-        x = columns_of(self.features, rows, step)
-        version = x._version
-        with seeded(derive(self.key, step, turn)):
-            h: Tensor = self.block.module(x)
-        if x._version != version and isinstance(rows, slice):
-            raise ConfigError(
-                f"the local model of {self.name!r} works in place on its input, which would spoil the columns: "
-                "give its first layer inplace=False."
-            )
-        return h
+    def _forward(self, rows: Rows, step: int, turn: int, values: dict[str, Tensor]) -> Tensor:
+        """Return the representation of some rows, with these values in place of parameters and buffers."""
+        key = derive(self.key, step, turn)
+        if self.crew:  # whose models change no buffers, and which has no pipeline: there is nothing to put in place
+            return self.crew.forward(rows, step, key)
+        return forward(self.block.module, self.features, rows, step, key, self.name, values)
 
     def _make_report(self) -> Message:
-        """Compute h, send the compressed change of it, and keep the graph."""
-        rows = self.batches.rows(self.step)
+        """Compute h of the next step, send the compressed change of it, and keep the graph."""
+        step = self.step + len(self._reports)
+        rows = self.batches.rows(step)
         reported = ALL if self.reports_all else rows
-        buffers = self.block.buffers()
-        h = self._forward(reported, self.step, 0)
-        packets, surrogate = self.up.send(reported, h, self.step)
-        self._keep(rows, h, surrogate, buffers)
-        digest = self.guide.digest(self.step)
-        return Message(Kind.REPORT, self.step, {self.number: packets} | ({0: digest} if digest else {}))
-
-    def _keep(self, rows: Rows, h: Tensor, surrogate: Tensor, buffers: dict[str, Tensor]) -> None:
-        """Keep the batch's part of a report."""
+        buffers, leaves = self.block.buffers(), self.block.leaves() if self.window > 1 else {}
+        h = self._forward(reported, step, 0, leaves)
+        packets, surrogate = self.up.send(reported, h, step)
         if self.reports_all:
-            h, surrogate = take(h, rows), take(surrogate, rows)
-        self._report = _Report(rows, h, surrogate, buffers)
+            surrogate = take(surrogate, rows)
+        if self.window > 1 and isinstance(rows, slice):
+            surrogate = surrogate.clone()  # it is a view of the memory, which the next report changes
+        self._keep(rows, h, surrogate, buffers, leaves)
+        digest = self.guide.digest(step)
+        return Message(Kind.REPORT, step, {self.number: packets} | ({0: digest} if digest else {}))
+
+    def _keep(
+        self, rows: Rows, h: Tensor, surrogate: Tensor, buffers: dict[str, Tensor], leaves: dict[str, Tensor]
+    ) -> None:
+        """Keep the batch's part of a report."""
+        h = take(h, rows) if self.reports_all else h
+        self._reports.append(_Report(rows, h, surrogate, buffers, leaves))
 
     def _learn(self, message: Message, report: _Report) -> None:
         """Update x_k, once or local_steps times, on the batch that was reported."""
         self.guide.hear(message, report.rows, self.batches.count(self.step), report.surrogate)
         for turn in range(self.local_steps):
-            h = report.h if turn == 0 else self._forward(report.rows, self.step, turn)
+            h = report.h if turn == 0 else self._forward(report.rows, self.step, turn, {})
             cotangent = self.guide.cotangent(h, self.step, turn)
             self.block.zero_grad()
             if h.requires_grad:
                 h.backward(cotangent)  # type: ignore[no-untyped-call]
+            if turn == 0:
+                self.block.take_gradients(report.leaves)
             self.block.update()
         self.guide.finish(self.step)
         self.block.end_step(self.step)
         self.step += 1
-        self._report = None
+        del self._reports[0]
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on bit for bit, between any two messages."""
@@ -179,42 +191,48 @@ class Party:
             "block": self.block.state_dict(),
             "up": self.up.state_dict(),
             "guide": self.guide.state_dict(),
-            "reported": self._report is not None,
-            "buffers": dict(self._report.buffers) if self._report else {},
-            "answered": list(self._answered) if self._answered else [],
-            "reply": self._reply.to_bytes() if self._reply else b"",
+            "reports": [self._state_of(report) for report in self._reports],
+            "replies": [[int(kind), step, reply.to_bytes()] for kind, step, reply in self._replies],
         }
 
+    def _state_of(self, report: _Report) -> dict[str, Any]:
+        state: dict[str, Any] = {"buffers": dict(report.buffers)}
+        if self.window > 1:  # else parameters and memory are still as the report left them
+            leaves = {name: leaf.detach() for name, leaf in report.leaves.items()}
+            state |= {"leaves": leaves, "surrogate": report.surrogate}
+        return state
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state. A report that was under way is computed again, without sending it."""
+        """Go on from a saved state. Reports that were under way are computed again, without sending them."""
         self.step = int(state["step"])
         self.block.load_state_dict(state["block"])
+        if self.crew:
+            self.crew.share(self.step)
         self.up.load_state_dict(state["up"])
         self.guide.load_state_dict(state["guide"])
-        answered = state["answered"]
-        self._answered = (Kind(answered[0]), int(answered[1])) if answered else None
-        self._reply = Message.from_bytes(state["reply"]) if state["reply"] else None
-        self._report = None
-        if state["reported"]:
-            self._reopen(state["buffers"])
+        self._replies = [(Kind(kind), int(at), Message.from_bytes(data)) for kind, at, data in state["replies"]]
+        self._reports = []
+        for message, saved in zip(self.open_reports(), state["reports"], strict=True):
+            self._reopen(message, saved)
 
-    def _reopen(self, buffers: dict[str, Tensor]) -> None:
-        """Compute the open report's representation again, from the buffers of the first time; change none."""
-        assert self._reply is not None, "a report is a reply"
-        rows = self.batches.rows(self.step)
+    def _reopen(self, message: Message, saved: dict[str, Any]) -> None:
+        """Compute an open report's representation again, from what the first time began with; change nothing."""
+        rows = self.batches.rows(message.step)
         reported = ALL if self.reports_all else rows
-        with seeded(derive(self.key, self.step, 0)):
-            copies = {name: value.clone() for name, value in buffers.items()}
-            h = aside(self.block.module, columns_of(self.features, reported, self.step), buffers=copies)
-        self._keep(rows, h, self.up.last(reported, self._reply.packets[self.number], len(h)), buffers)
+        leaves = {name: copied(value) for name, value in saved.get("leaves", {}).items()}
+        buffers = {name: value.clone() for name, value in saved["buffers"].items()}
+        h = self._forward(reported, message.step, 0, buffers | leaves)
+        surrogate = saved.get("surrogate")
+        if surrogate is None:
+            surrogate = self.up.last(reported, message.packets[self.number], len(h))
+            surrogate = take(surrogate, rows) if self.reports_all else surrogate
+        self._keep(rows, h, surrogate, saved["buffers"], leaves)
 
     @property
     def reporting(self) -> bool:
         """Whether a report is out that the server has not answered yet."""
-        return self._report is not None
+        return bool(self._reports)
 
-    def open_report(self) -> Message:
-        """Return the report that is out."""
-        if self._report is None or self._reply is None:
-            raise ProtocolError(f"{self.name} has no report out at step {self.step}.")
-        return self._reply
+    def open_reports(self) -> list[Message]:
+        """Return the reports that are out and not learnt from, oldest first."""
+        return [reply for _, _, reply in self._replies if reply.kind == Kind.REPORT and reply.step >= self.step]

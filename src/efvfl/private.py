@@ -31,7 +31,8 @@ class PrivateGuide:
         """Take the cotangent of the batch from the server's reply."""
         if set(message.packets) != {self.block}:
             raise ProtocolError(f"blocks {sorted(message.packets)} came, only block {self.block} is expected.")
-        self._cotangent = self.channel.absorb(rows, self.channel.decode(rows, message.packets[self.block], count))
+        packets = message.packets[self.block]
+        self._cotangent = self.channel.hear(rows, packets, self.channel.decode(rows, packets, count))
 
     def cotangent(self, h: Tensor, step: int, turn: int) -> Tensor:
         """Return it; the exact representation plays no part (equation 5)."""

@@ -174,7 +174,7 @@ class CompressHearer:
     def hear(self, step: int, packets: Packets) -> None:
         """Advance G0 and use it."""
         decoded = self.channel.decode(ALL, packets, self.block.size())
-        self.block.load_vector(self.channel.absorb(ALL, decoded))
+        self.block.load_vector(self.channel.hear(ALL, packets, decoded))
 
     def digest(self, step: int) -> Packets:
         """Nothing to compare: both memories absorb the same packets."""

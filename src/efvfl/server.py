@@ -90,9 +90,9 @@ class Server:
         self._fused: _Step | None = None  # what was answered and not yet learnt from
         self.surrogate_loss = float("nan")  # of the last step
 
-    def begin(self) -> dict[str, Message]:
-        """Ask every party that is here for its report on the current step."""
-        return {name: Message(Kind.BEGIN, self.step_number) for name in self.names if name not in self.away}
+    def begin(self, ahead: int = 0) -> dict[str, Message]:
+        """Ask every party that is here for its report on the current step, or on one so many steps ahead."""
+        return {name: Message(Kind.BEGIN, self.step_number + ahead) for name in self.names if name not in self.away}
 
     def step(self, replies: Mapping[str, Message], hold: bool = False) -> dict[str, Message]:
         """Absorb the reports, update x0 and answer. With `hold`, parties learn but do not report again yet."""
@@ -107,7 +107,8 @@ class Server:
         # Whatever can be refused is refused before anything is absorbed: then the same step can be tried again.
         decoded = [None if r is None else self._decode(party, r, rows) for party, r in enumerate(reports)]
         self.answer.prepare(step, reports)
-        values, targets = self.fusion.combine(self._surrogates(decoded, rows)), take(self.labels, rows)
+        surrogates = [self._surrogate(party, r, decoded[party], rows) for party, r in enumerate(reports)]
+        values, targets = self.fusion.combine(surrogates), take(self.labels, rows)
         kept = self._kept(reports, rows)
         combined, targets = (values, targets) if kept is None else (values[kept], targets[kept])
         combined.requires_grad_(self.answer.needs_cotangent)
@@ -182,15 +183,16 @@ class Server:
             )
         self.answer.check(self.step_number, k - 1, reply.packets.get(0, ()))
 
-    def check(self, name: str, reply: Message, hold: bool) -> None:
+    def check(self, name: str, reply: Message, asked: Message) -> None:
         """Refuse a reply that `step` would refuse, as soon as it is here; a party told to hold must be READY."""
-        if not hold:
+        ready = asked.step + (asked.kind != Kind.SYNC)  # it has learnt from what it was told
+        if not asked.hold:
             self._expect(name, reply)
             self._decode(self.names.index(name), reply, self.batches.rows(self.step_number))
-        elif reply.kind != Kind.READY or reply.step != self.step_number or reply.packets:
+        elif reply.kind != Kind.READY or reply.step != ready or reply.packets:
             raise ProtocolError(
-                f"{name} sent {reply.kind.name} for step {reply.step}, but an empty READY for step {self.step_number} "
-                "is expected: it was told to hold."
+                f"{name} sent {reply.kind.name} for step {reply.step}, but an empty READY for step {ready} is "
+                "expected: it was told to hold."
             )
 
     def _decode(self, party: int, report: Message, rows: Rows) -> Tensor:
@@ -199,14 +201,17 @@ class Server:
         count = self.batches.samples if self.reports_all else self.batches.count(self.step_number)
         return self.channels[party].decode(reported, report.packets[party + 1], count)
 
-    def _surrogates(self, decoded: list[Tensor | None], rows: Rows) -> list[Tensor]:
-        """Absorb the reports and return every party's surrogate on the batch."""
-        return [self._surrogate(channel, d, rows) for channel, d in zip(self.channels, decoded, strict=True)]
-
-    def _surrogate(self, channel: Channel, decoded: Tensor | None, rows: Rows) -> Tensor:
-        if decoded is None:
+    def _surrogate(self, party: int, report: Message | None, decoded: Tensor | None, rows: Rows) -> Tensor:
+        """Absorb a report and return the party's surrogate on the batch; of one that is away, as it stands."""
+        channel = self.channels[party]
+        if report is None or decoded is None:
             return channel.held(rows)
-        return take(channel.absorb(ALL, decoded), rows) if self.reports_all else channel.absorb(rows, decoded)
+        packets = report.packets[party + 1]
+        return (
+            take(channel.hear(ALL, packets, decoded), rows)
+            if self.reports_all
+            else channel.hear(rows, packets, decoded)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on bit for bit, between any two steps."""

@@ -76,7 +76,7 @@ class SharedGuide:
         }
         self.hearer.hear(message.step, message.packets.get(0, ()))
         parts = [
-            surrogate if channel is None else channel.absorb(reported, decoded[j])
+            surrogate if channel is None else channel.hear(reported, message.packets[j + 1], decoded[j])
             for j, channel in enumerate(self.peers)
         ]
         if self.reports_all:

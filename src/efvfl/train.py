@@ -17,6 +17,7 @@ from efvfl.errors import CheckpointError
 from efvfl.fusion import Fusion
 from efvfl.ledger import Ledger
 from efvfl.observe import Split
+from efvfl.pace import Pace
 from efvfl.packet import Message
 from efvfl.party import Party
 from efvfl.server import Server
@@ -79,10 +80,11 @@ class Federation:
         ledger: Ledger,
         splits: Mapping[str, Split],
         here: Collection[str] = (),
+        window: int = 1,
     ) -> None:
         """Train what these parts make; `splits` has 'train' and perhaps 'validation' and 'test'.
 
-        Parties in `here` sit next to the server: what they report is not sent.
+        Parties in `here` sit next to the server: what they report is not sent. `window` steps are under way at a time.
         """
         self.server = server
         self.parties = parties
@@ -90,9 +92,10 @@ class Federation:
         self.ledger = ledger
         self.splits = splits
         self.here = frozenset(here)
+        self.window = window
         self.seconds = 0.0
         self._losses: list[float] = []  # of the epoch under way
-        self._replies: dict[str, Message] | None = None  # reports under way; None: parties are holding
+        self._replies: list[dict[str, Message]] = []  # reports under way, oldest step first; none: parties are holding
 
     @property
     def models(self) -> list[nn.Module]:
@@ -109,16 +112,18 @@ class Federation:
         """Epochs done."""
         return self.server.step_number // self.server.batches.per_epoch
 
-    def step(self, hold: bool = False) -> float:
+    def step(self, hold: bool = False, begins: int = 0) -> float:
         """Run one step of all blocks; return the loss on surrogates.
 
-        Parties go on to report on the next step, unless told to hold: then nothing is under way.
+        Parties go on to report on a further step, unless told to hold: then nothing is under way, or, with a pipeline,
+        one step less. Where nothing is under way before, `begins` steps begin; 0: as many as the pipeline takes.
         """
         started = time.perf_counter()
-        if self._replies is None:
-            self._replies = self.transport.exchange(self.server.begin())
-        replies = self.transport.exchange(self.server.step(self._replies, hold))
-        self._replies = None if hold else replies
+        if not self._replies:
+            count = begins or (1 if hold else self.window)
+            self._replies = [self.transport.exchange(self.server.begin(ahead)) for ahead in range(count)]
+        replies = self.transport.exchange(self.server.step(self._replies[0], hold))
+        self._replies = [*self._replies[1:], *([] if hold else [replies])]
         self._losses.append(self.server.surrogate_loss)
         self.seconds += time.perf_counter() - started
         return self.server.surrogate_loss
@@ -128,14 +133,12 @@ class Federation:
 
         The full gradient and the distortion cost about as much as an epoch: `gradient=False` leaves them out.
         """
-        per_epoch = self.server.batches.per_epoch
-        while self.server.step_number < epochs * per_epoch:
-            done = self.server.step_number + 1
-            ends = done % per_epoch == 0
-            observed = ends and (done // per_epoch % observe_every == 0 or done == epochs * per_epoch)
-            self.step(hold=observed)
-            record = self.record(gradient) if observed else None
-            if ends:
+        pace = Pace(self.server.batches.per_epoch, epochs, observe_every, self.window)
+        while self.server.step_number < pace.steps:
+            step = self.server.step_number
+            self.step(pace.hold(step), pace.begins(step))
+            record = self.record(gradient) if pace.observed(step) else None
+            if self.server.step_number % pace.per_epoch == 0:
                 self._losses = []  # before the record is handed out: a state saved now belongs to the next epoch
             if record:
                 yield record
@@ -144,18 +147,16 @@ class Federation:
         """Measure where training stands."""
         models, fusion, loss = self.models, self.fusion, self.server.loss
         train = self.splits["train"]
-        if gradient:
-            slope, output = observe.gradient(models, fusion, train, loss)
-        else:
-            slope, output = [], observe.predict(models, fusion, train.features)
+        slope = observe.gradient(models, fusion, train, loss) if gradient else None
+        output = slope.output if slope else observe.predict(models, fusion, train.features)
         held = {n: observe.evaluate(models, fusion, s, loss) for n, s in self.splits.items() if n != "train"}
         return Record(
             epoch=self.epoch,
             step=self.server.step_number,
             surrogate_loss=sum(self._losses) / len(self._losses) if self._losses else float("nan"),
             train=observe.scores(output, train.labels, loss),
-            gradient=observe.squared_norm(slope) if gradient else float("nan"),
-            distortion=self.distortion() if gradient else float("nan"),
+            gradient=observe.squared_norm(slope.gradient) if slope else float("nan"),
+            distortion=self.distortion(slope.representations) if slope else float("nan"),
             validation=held.get("validation", {}),
             test=held.get("test", {}),
             bytes_up=self.ledger.total("up"),
@@ -165,12 +166,15 @@ class Federation:
             seconds=self.seconds,
         )
 
-    def distortion(self) -> float:
-        """Return D at the parties' current parameters, after their report on the current step."""
-        total = 0.0
-        for party, features in zip(self.parties.values(), self.splits["train"].features, strict=True):
+    def distortion(self, representations: Sequence[Tensor] | None = None) -> float:
+        """Return D at the parties' current parameters, after their report on the current step.
+
+        The exact representations of all training rows may be given.
+        """
+        features, total = self.splits["train"].features, 0.0
+        for place, party in enumerate(self.parties.values()):
             rows = None if party.reporting else ALL if party.reports_all else party.batches.rows(party.step)
-            h = observe.represent(party.block.module, features)
+            h = representations[place] if representations else observe.represent(party.block.module, features[place])
             total += observe.distortion(party.up, h, rows, party.step)
         return total
 
@@ -188,7 +192,6 @@ class Federation:
             "ledger": self.ledger.state_dict(),
             "losses": list(self._losses),
             "seconds": self.seconds,
-            "holding": self._replies is None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -208,4 +211,5 @@ class Federation:
             ) from error
         self._losses = [float(loss) for loss in state["losses"]]
         self.seconds = float(state["seconds"])
-        self._replies = None if state["holding"] else {name: p.open_report() for name, p in self.parties.items()}
+        steps = zip(*(party.open_reports() for party in self.parties.values()), strict=True)
+        self._replies = [dict(zip(self.parties, reports, strict=True)) for reports in steps]

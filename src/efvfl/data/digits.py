@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from sklearn.datasets import load_digits
 
 from efvfl.data.base import Dataset, cut
 
 NAMES = ["top-left", "top-right", "bottom-left", "bottom-right"]
+
+
+def load_digits() -> Any:
+    """Return them as they come; the library is loaded here, since it takes longer than all else and most do without."""
+    from sklearn.datasets import load_digits as load
+
+    return load()
 
 
 def digits(seed: int = 0, validation: float = 0.15, test: float = 0.15) -> Dataset:

@@ -20,7 +20,7 @@ from rich.logging import RichHandler
 from torch import Tensor
 
 from efvfl import config as configs
-from efvfl import metrics
+from efvfl import crew, metrics
 from efvfl.checkpoint import write_atomically
 from efvfl.config import RunConfig
 from efvfl.errors import ConfigError, nearest
@@ -35,7 +35,7 @@ from efvfl.network.member import Member
 from efvfl.network.prediction import said
 from efvfl.network.saving import Saving
 from efvfl.network.serve import Serving
-from efvfl.network.session import folder_of, identity_of, stops, tick
+from efvfl.network.session import folder_of, identity_of, signals, stops, tick
 from efvfl.network.status import Status
 
 log = logging.getLogger("efvfl")
@@ -52,6 +52,10 @@ def run_command(options: argparse.Namespace, console: Console) -> None:
     if options.command == "certs":
         make_certs(options, config, console)
         return
+    if options.command not in ("join", "serve"):
+        crew.refuse(options.command)
+    if options.command != "align" and options.device:
+        config = configs.on_device(config, options.device)
     sys.path.insert(0, str(options.file.parent.resolve()))  # your own models may lie beside the file
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_handler(options.status)])
     if config.threads:
@@ -91,10 +95,15 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console, stack
         raise ConfigError(f"{name!r} is not a party of this federation. {nearest(name, holding.names)}")
     if name == config.label_holder:
         raise ConfigError(f"{name!r} sits next to the server: `efvfl serve` does its part.")
+    if crew.rank():
+        _work(config, holding, name)
+        return
     identity = identity_of(options, name)
     _warn_of_seed(config, name)
     plan = participant.make_plan(config, holding, folder_of(options, name))
     party = participant.build_party(config, plan, holding, name)
+    if party.crew:
+        stack.push(party.crew.leave)
     stack.callback(Lock(folder_of(options, name)).release)
     network = config.network
     member = Member(
@@ -131,10 +140,16 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console, stack
 
     status = Status(options.status, console, state)
     stack.callback(status.close)
-    joining.on_tick = partial(tick, status, written)
+    joining.on_tick = partial(tick, status, written, party.crew)
     with stops(joining.stopping):
         joining.run()
     status.say(f"Done after {party.step:,} steps. What left the building: efvfl audit {member.folder}")
+
+
+def _work(config: RunConfig, holding: Holding, name: str) -> None:
+    """Be a worker of a party that has a rank above 0, until rank 0 is done; to be asked to stop is its business."""
+    with signals(lambda number, frame: None):
+        participant.build_worker(config, participant.make_plan(config, holding), holding, name).work()
 
 
 def _warn_of_seed(config: RunConfig, name: str = "") -> None:
@@ -149,6 +164,11 @@ def _warn_of_seed(config: RunConfig, name: str = "") -> None:
 def serve(options: argparse.Namespace, config: RunConfig, console: Console, stack: contextlib.ExitStack) -> None:
     """Be the label holder: train, or predict; what is opened is closed with the stack."""
     holding = participant.hold(config, options.file.parent, "", folder_of(options, certs.SERVER))
+    if not config.label_holder:
+        crew.refuse("serve")
+    if crew.rank():
+        _work(config, holding, config.label_holder)
+        return
     identity = identity_of(options, certs.SERVER)
     _warn_of_seed(config)
     wanted = _wanted(options, holding) if options.command == "predict" else []
@@ -158,6 +178,9 @@ def serve(options: argparse.Namespace, config: RunConfig, console: Console, stac
     stack.callback(Lock(folder).release)
     patience = Patience(absent=network.absent_seconds, stale=network.stale_seconds)
     serving = Serving(config, holding, folder, patience)
+    workers = serving.party.crew if serving.party else None
+    if workers:
+        stack.push(workers.leave)
     stack.callback(serving.journal.close)
     if options.command != "serve":
         serving.hub.saved.clear()  # who takes part in this is to be told when it is over
@@ -186,7 +209,7 @@ def serve(options: argparse.Namespace, config: RunConfig, console: Console, stac
 
     status = Status(options.status, console, state)
     stack.callback(status.close)
-    hub.on_tick = partial(tick, status, written)
+    hub.on_tick = partial(tick, status, written, workers)
     address = options.address or network.address
     listening, port = listen(address, identity, participant.frame_limit(serving.plan), len(holding.names), hub.accept)
     written.watch(port)

@@ -4,6 +4,9 @@ Requests are numbered, and a party answers request n with reply n. A party that 
 has handled; the hub sends it the next one, from its log if need be, and so on until it has caught up. A party that is
 ahead, because the server restarted from a checkpoint, answers again from its own log. So nobody ever rolls back.
 
+With a pipeline, request n + 1 is sent before reply n is here. Replies are taken in order all the same: one that comes
+before its turn is put aside unread.
+
 One thread owns all of this: wires only put what they hear in a queue, and it is looked at while the server waits.
 """
 
@@ -52,9 +55,21 @@ class Link:
     opened: float = field(default_factory=time.monotonic)
     name: str = ""  # once it is welcome
     position: int = 0  # requests it has handled
-    waiting: Frame | None = None  # what it was sent and has not answered
+    waiting: list[Frame] = field(default_factory=list)  # what it was sent and has not answered
     sent: float = 0.0
     room: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(ROOM))
+
+    def asked(self, kind: FrameKind, number: int) -> Frame | None:
+        """Return what it was sent of this kind and number, if it has not answered."""
+        return next((frame for frame in self.waiting if (frame.kind, frame.number) == (kind, number)), None)
+
+
+@dataclass(frozen=True)
+class Out:
+    """A request that is out: what every party is told, and its bytes."""
+
+    messages: dict[str, Message]
+    data: dict[str, bytes]
 
 
 class Hub:
@@ -83,7 +98,7 @@ class Hub:
         self.patience = patience or Patience()
         self.on_missing = on_missing
         self.wrote = wrote or (lambda name, direction, frame: None)
-        self.number = 0  # of the request that is out, or will be next
+        self.number = 0  # of the oldest request that is out, or of the next one
         self.durable = 0  # the server's checkpoint covers all requests below this one
         self.stopping = threading.Event()
         self.links: dict[str, Link] = {}
@@ -96,9 +111,9 @@ class Hub:
         # Not a SimpleQueue: its timeout can be lost when a signal handler runs meanwhile (seen with Python 3.11).
         self._events: queue.Queue[tuple[Link, Frame | EfvflError | None] | None] = queue.Queue()
         self._looked = 0.0
-        self._bytes: dict[str, bytes] = {}  # the request that is out, by party
-        self._messages: dict[str, Message] = {}
-        self._replies: dict[str, tuple[Message, bytes]] = {}
+        self._out: dict[int, Out] = {}  # by number
+        self._replies: dict[str, tuple[Message, bytes]] = {}  # to the oldest of them
+        self._early: dict[str, Frame] = {}  # replies that came before their turn, unread
         self._question: dict[str, bytes] = {}
         self._asked = 0
         self._answers: dict[str, bytes] = {}
@@ -126,48 +141,61 @@ class Hub:
 
     # What the server does.
 
-    def stage(self, messages: Mapping[str, Message]) -> None:
-        """Put the next request in the log, or see that it is the one that is there since before a restart."""
-        self.journal.append(self.number, pack(messages))
+    @property
+    def under_way(self) -> int:
+        """How many requests were sent and are not collected."""
+        return len(self._out)
+
+    def stage(self, messages: Mapping[str, Message], ahead: int = 0) -> None:
+        """Put a request in the log, or see that it is the one that is there since before a restart.
+
+        So many requests `ahead` of it are not collected yet.
+        """
+        self.journal.append(self.number + ahead, pack(messages))
 
     def send(self, messages: Mapping[str, Message]) -> None:
         """Send every party its message. The log has them before they leave."""
-        if self.number not in self.journal:
-            self.stage(messages)
+        number = self.number + self.under_way
+        if number not in self.journal:
+            self.stage(messages, self.under_way)
         for name in [name for name in self.left if name in messages]:
             del self.left[name]
             if name in self.links:
-                self.links[name].position = self.number
-        self._messages = dict(messages)
-        self._bytes = {name: message.to_bytes() for name, message in messages.items()}
-        self._replies = {}
+                self.links[name].position = number
+        self._out[number] = Out(dict(messages), {name: message.to_bytes() for name, message in messages.items()})
         self._advance()
 
     def collect(self) -> dict[str, Message]:
-        """Wait for all answers; where steps may go without a party, those of parties that are missing are left out."""
-        planned = self._planned()
-        self._wait(partial(self._enough, planned))
-        found = {name: self._replies[name] for name in self._bytes if name in (planned or self._replies)}
+        """Wait for all answers to the oldest request that is out.
+
+        Where steps may go without a party, those of parties that are missing are left out.
+        """
+        out = self._out[self.number]
+        self._take_early()
+        planned = self._planned(out)
+        self._wait(partial(self._enough, planned or set(out.data), bool(planned)))
+        found = {name: self._replies[name] for name in out.data if name in (planned or self._replies)}
         replies = {name: reply for name, (reply, _) in found.items()}
         for name, (reply, data) in found.items():  # counted now, so that an interrupted request is not counted twice
-            self.ledger.record("down", name, self._messages[name], self._bytes[name])
-            self.ledger.record("up", name, reply, data)
-        for name in set(self._bytes) - set(found):
+            self.ledger.record("down", name, out.messages[name], len(out.data[name]))
+            self.ledger.record("up", name, reply, len(data))
+        for name in set(out.data) - set(found):
             self.left[name] = self.number
-        self._bytes = {}
+        del self._out[self.number]
+        self._replies = {}
         self.number += 1
         self.journal.forget(min([self.durable, *(self._marks.get(name, 0) for name in self.names)]))
         return replies
 
-    def _planned(self) -> set[str]:
+    def _planned(self, out: Out) -> set[str]:
         """After a restart the log says whose answers the next request was made from: it must be made from the same."""
         if self.on_missing != "stale" or self.number + 1 not in self.journal:
             return set()
         following = unpack(self.journal.read(self.number + 1))
-        return {name for name, message in following.items() if message.kind != Kind.SYNC} & set(self._bytes)
+        return {name for name, message in following.items() if message.kind != Kind.SYNC} & set(out.data)
 
-    def _enough(self, planned: set[str]) -> bool:
-        open_ = (planned or set(self._bytes)) - set(self._replies)
+    def _enough(self, names: set[str], planned: bool) -> bool:
+        open_ = names - set(self._replies)
         if not open_ or planned or not self._replies:
             return not open_
         return self._gone(open_)
@@ -181,11 +209,12 @@ class Hub:
 
     def back(self) -> list[str]:
         """Return who was away and can go on now: here again, and done with all it was asked before it left."""
-        if self.number in self.journal:  # after a restart: as before it
-            following = unpack(self.journal.read(self.number))
+        number = self.number + self.under_way
+        if number in self.journal:  # after a restart: as before it
+            following = unpack(self.journal.read(number))
             return [name for name, message in following.items() if message.kind == Kind.SYNC]
         links = [self.links[name] for name in self.left if name in self.links]
-        return [link.name for link in links if link.waiting is None and link.position > self.left[link.name]]
+        return [link.name for link in links if not link.waiting and link.position > self.left[link.name]]
 
     def ask(
         self,
@@ -231,35 +260,43 @@ class Hub:
         self.links.clear()
         self._strangers.clear()
 
-    # One thing at a time on every link.
+    # One thing at a time on every link, but for requests of a pipeline.
 
     def _advance(self) -> None:
         for link in list(self.links.values()):
             self._next(link)
 
     def _next(self, link: Link) -> None:
-        """Send a party that owes nothing whatever it needs next, if anything."""
-        if link.waiting is not None:
-            return
+        """Send a party whatever it needs next, if anything: what it has missed one by one, then all that is out."""
         name = link.name
+        if any(frame.kind != FrameKind.REQUEST or frame.number < self.number for frame in link.waiting):
+            return
         while link.position < min(self.number, self.left.get(name, self.number - 1) + 1):
             missed = unpack(self.journal.read(link.position)).get(name)
             if missed:
                 self._send(link, self._request(link.position, missed.to_bytes()))
                 return
             link.position += 1  # asked of the others while it was away
-        if name in self._bytes and name not in self._replies:
-            self._send(link, self._request(self.number, self._bytes[name]))
-        elif name in self._question and name not in self._answers:
+        for number, out in self._out.items():
+            if name in out.data and not link.asked(FrameKind.REQUEST, number) and not self._answered(name, number):
+                self._send(link, self._request(number, out.data[name]))
+        if link.waiting:
+            return
+        if name in self._question and name not in self._answers:
             self._send(link, Frame(FrameKind.ASK, self._asked, self.durable, self._question[name]))
         elif self._finished:  # one that was away to the end has not heard of the last requests
             self._send(link, Frame(FrameKind.STOP, link.position if name in self.left else self.number, self.durable))
+
+    def _answered(self, name: str, number: int) -> bool:
+        early = self._early.get(name)
+        return (number == self.number and name in self._replies) or (early is not None and early.number == number)
 
     def _request(self, number: int, data: bytes) -> Frame:
         return Frame(FrameKind.REQUEST, number, self.durable, data)
 
     def _send(self, link: Link, frame: Frame) -> None:
-        link.waiting, link.sent = frame, time.monotonic()
+        link.waiting.append(frame)
+        link.sent = time.monotonic()
         self._put(link, frame)
 
     def _put(self, link: Link, frame: Frame) -> None:
@@ -304,8 +341,9 @@ class Hub:
         for link in [link for link in self._strangers if now - link.opened > self.patience.hello]:
             self._refuse(link, "silent", f"no HELLO came within {self.patience.hello:g} seconds.")
         for link in [link for link in self.links.values() if now - link.sent > self.patience.repeat]:
-            if link.waiting is not None:
-                self._send(link, link.waiting)
+            link.sent = now
+            for frame in link.waiting:
+                self._put(link, frame)
         if self.on_missing == "stop" and not self._finished:
             for name, since in self.missing.items():
                 if now - since > self.patience.absent:
@@ -371,25 +409,42 @@ class Hub:
 
     def _reply(self, link: Link, frame: Frame) -> None:
         self._mark(link.name, frame)
-        asked = link.waiting
-        if asked is None or asked.kind != FrameKind.REQUEST or frame.number != asked.number:
+        asked = link.asked(FrameKind.REQUEST, frame.number)
+        if asked is None:
             if frame.number < max(link.position, self.number):
                 return  # repeated on its way
             raise ProtocolError(f"{link.name} sent reply {frame.number}, which nobody asked for.")
         if frame.number == self.number:
-            message = Message.from_bytes(frame.body)
-            self.check(link.name, message)
-            self._replies[link.name] = (message, frame.body)
-        link.waiting, link.position = None, max(link.position, frame.number + 1)
+            self._take(link.name, frame)
+        elif frame.number > self.number:
+            self._early[link.name] = frame
+        link.waiting.remove(asked)
+        link.position = max(link.position, frame.number + 1)
         self._next(link)
 
+    def _take(self, name: str, frame: Frame) -> None:
+        """Take a reply to the oldest request that is out."""
+        message = Message.from_bytes(frame.body)
+        self.check(name, message)
+        self._replies[name] = (message, frame.body)
+
+    def _take_early(self) -> None:
+        """Take the replies whose turn has come; one that is wrong is asked for again, if its party comes back."""
+        early, self._early = self._early, {}
+        for name, frame in early.items():
+            try:
+                self._take(name, frame)
+            except EfvflError as error:
+                if name in self.links:
+                    self._refuse(self.links[name], "wrong", str(error))
+
     def _answer(self, link: Link, frame: Frame) -> None:
-        asked = link.waiting
-        if asked is None or asked.kind != FrameKind.ASK or frame.number != asked.number:
+        asked = link.asked(FrameKind.ASK, frame.number)
+        if asked is None:
             if frame.number <= self._asked:
                 return  # repeated on its way
             raise ProtocolError(f"{link.name} sent answer {frame.number}, which nobody asked for.")
-        link.waiting = None
+        link.waiting.remove(asked)
         if frame.number == self._asked and link.name in self._question:
             self._check_answer(link.name, frame.body)
             self._answers[link.name] = frame.body

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from efvfl.errors import AbsentError, EfvflError, Interrupted, LinkError, RefusedError, WireError
+from efvfl.errors import AbsentError, EfvflError, Interrupted, LinkError, RefusedError, WireError, WorkerError
 from efvfl.network.frame import Frame, FrameKind, printable, words
 from efvfl.network.wire import Wire
 
@@ -147,6 +147,8 @@ class Joining:
             self.waited += time.perf_counter() - waiting
             try:
                 answer = self.member.respond(frame)
+            except WorkerError:  # our own trouble: the server waits, as after a crash
+                raise
             except EfvflError as error:
                 self._send(wire, words(FrameKind.REFUSE, {"code": "wrong", "text": str(error)}))
                 raise

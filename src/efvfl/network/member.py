@@ -108,6 +108,8 @@ class Member:
             self._settled = max(self._settled, frame.durable)
             if frame.number < min(self.handled, self._settled) and frame.number not in self.journal:
                 return None
+            if self.handled < frame.number < self.handled + self.party.window:
+                return None  # it has overtaken another one, and both will be sent again
             body = self._handle(frame)
             self.journal.forget(min(frame.durable, self.durable))  # what is computed again is compared with it
             return Frame(FrameKind.REPLY, frame.number, self.durable, body)
@@ -130,7 +132,7 @@ class Member:
             raise ProtocolError(f"request {frame.number} is not a message: {error}") from error
         if frame.number > self.handled and message.kind != Kind.SYNC:  # others were asked things while it was away
             raise ProtocolError(f"request {frame.number} came, but request {self.handled} has not come yet.")
-        reported = message.step + (message.kind not in (Kind.BEGIN, Kind.SYNC))
+        reported = message.step + (0 if message.kind in (Kind.BEGIN, Kind.SYNC) else self.party.window)
         if self.limits.steps and not message.hold and reported >= self.limits.steps:
             raise LimitError(f"{self.party.name} takes part in {self.limits.steps:,} steps, as its own file says.")
         started = time.perf_counter()
@@ -146,8 +148,8 @@ class Member:
                 f"its own file allows {self.limits.bytes:,}."
             )
         self.journal.append(frame.number, body, gap=message.kind == Kind.SYNC)
-        self.ledger.record("down", self.party.name, message, frame.body)
-        self.ledger.record("up", self.party.name, reply, body)
+        self.ledger.record("down", self.party.name, message, len(frame.body))
+        self.ledger.record("up", self.party.name, reply, len(body))
         self.handled = frame.number + 1
         return body
 

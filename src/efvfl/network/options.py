@@ -34,6 +34,8 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
             command.add_argument("--out", type=Path, default=Path("predictions.csv"), help=".csv or .parquet")
         if name == "serve-predictions":
             _add_service(command)
+        if name != "align":
+            add_device(command)
         folder = ("--dir", "--out") if name == "align" else ("--dir",)
         command.add_argument(*folder, type=Path, help="this participant's folder (default: runs/FILE/NAME)")
         command.add_argument("--address", help="in place of the file's")
@@ -43,6 +45,11 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
     audit = commands.add_parser("audit", help="what left the building: totals by kind, and what each kind contains")
     audit.add_argument("run", type=Path, help="a participant's folder, or one with several")
+
+
+def add_device(command: argparse.ArgumentParser) -> None:
+    """Add the choice of a device."""
+    command.add_argument("--device", choices=("cpu", "cuda", "mps"), help="of local models, in place of the file's")
 
 
 def _add_service(command: argparse.ArgumentParser) -> None:

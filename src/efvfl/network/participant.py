@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from efvfl import losses, observe
+from efvfl import crew, losses, observe
 from efvfl.batches import Batches
+from efvfl.block import Block
 from efvfl.build import Plan, make_party, make_server
 from efvfl.channel import send_exactly, unpack
 from efvfl.config import RunConfig
+from efvfl.crew import Crew
 from efvfl.data.base import cut_rows
 from efvfl.data.npz import classes_of, own_columns, read
 from efvfl.errors import ConfigError, DataError, ProtocolError, nearest
@@ -156,8 +158,8 @@ def build_server(config: RunConfig, plan: Plan, holding: Holding) -> Server:
     return make_server(plan, fusion, labels, derive(private_seed(config), "server"), config.protect)
 
 
-def build_party(config: RunConfig, plan: Plan, holding: Holding, name: str) -> Party:
-    """Make a party's half."""
+def _build_model(config: RunConfig, plan: Plan, holding: Holding, name: str) -> nn.Module:
+    """Make a party's local model, and see that it fits the columns."""
     x = holding.columns["train"]
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise ConfigError(f"the columns of {name!r} hold NaN or infinity: fill or drop such rows first.")
@@ -168,9 +170,30 @@ def build_party(config: RunConfig, plan: Plan, holding: Holding, name: str) -> P
             f"the model of {name!r} gives {width[0]} x {width[1]}, but its width is declared as {declared}."
         )
     check_batches(plan.batches, [model])
+    return model
+
+
+def build_party(config: RunConfig, plan: Plan, holding: Holding, name: str) -> Party:
+    """Make a party's half; where torchrun started several workers, this is the one of rank 0."""
+    x, model = holding.columns["train"], _build_model(config, plan, holding, name)
     shared = config.agreement.labels == "shared"
     held = (_fusion(config, plan, holding), holding.labels["train"]) if shared else ()
-    return make_party(plan, name, model, x, derive(private_seed(config, name), "party", name), *held)
+    party = make_party(plan, name, model, x, derive(private_seed(config, name), "party", name), *held)
+    if crew.size() > 1:
+        if config.agreement.pipeline:  # a worker keeps the graph of one forward pass
+            raise ConfigError(
+                f"torchrun started {crew.size()} workers of {name!r}, but agreement.pipeline = true has two steps "
+                "under way, and workers share one: use one worker, or pipeline = false."
+            )
+        party.crew = Crew(party.block, x, plan.batches, name)
+        party.crew.share()
+    return party
+
+
+def build_worker(config: RunConfig, plan: Plan, holding: Holding, name: str) -> Crew:
+    """Make a worker of a party that has a rank above 0: a local model and columns, and nothing else."""
+    block = Block(_build_model(config, plan, holding, name), plan.optimizer, plan.batches.per_epoch)
+    return Crew(block, holding.columns["train"], plan.batches, name)
 
 
 class Answerer:
@@ -196,7 +219,8 @@ class Answerer:
             ids = table.get("ids", ())
             places = [place for place, i in enumerate(ids) if i not in self.places]
             return len(ids), b"\x01" + str(error).encode() + b"\x00" + json.dumps(places).encode()
-        h = observe.represent(self.party.block.module, rows)
+        workers, module = self.party.crew, self.party.block.module
+        h = workers.represent(rows) if workers else observe.represent(module, rows)
         return len(h), b"\x00" + send_exactly(h)[0].to_bytes()
 
     def _rows(self, question: Any) -> Tensor:

@@ -32,6 +32,7 @@ from efvfl.network.participant import (
     read_answer,
 )
 from efvfl.network.saving import CHECKPOINT, Saving, load_own
+from efvfl.pace import Pace
 from efvfl.packet import Message
 from efvfl.train import Record
 
@@ -75,8 +76,8 @@ class Serving:
         self.seconds = 0.0  # of computing, the label holder's own party included
         self._losses: list[float] = []  # of the epoch under way
         self._absences: dict[str, list[list[int]]] = {}  # since the last record
-        self._pending: dict[str, Message] = {}  # the request that is out
-        self._observing = False  # it has been answered, and parties hold
+        self._pending: list[dict[str, Message]] = []  # the requests that are out, oldest first
+        self._observing = False  # all are answered, and parties hold
         if self.path.exists():
             self._load()
 
@@ -86,9 +87,15 @@ class Serving:
         return self.folder / CHECKPOINT
 
     @property
+    def pace(self) -> Pace:
+        """When parties hold, and how much is under way until then."""
+        config = self.config
+        return Pace(self.plan.batches.per_epoch, config.epochs, config.observe_every, config.agreement.window)
+
+    @property
     def steps(self) -> int:
         """How many steps the run has."""
-        return self.config.epochs * self.plan.batches.per_epoch
+        return self.pace.steps
 
     def _greet(self, name: str, table: dict[str, Any], position: int) -> None:
         """Refuse a party that does not fit."""
@@ -101,7 +108,7 @@ class Serving:
             )
 
     def _check(self, name: str, reply: Message) -> None:
-        self.server.check(name, reply, self._pending[name].hold)
+        self.server.check(name, reply, self._pending[0][name])
 
     def _load(self) -> None:
         state = load_own(self.path, self.about)
@@ -119,9 +126,10 @@ class Serving:
         self._absences = {name: [list(span) for span in spans] for name, spans in state["absences"].items()}
         if self.finished and self.server.step_number < self.steps:  # the file asks for more epochs than before
             self.finished, self.hub.saved = False, set()
-            self._stage(self.server.begin())
+            self._begin()
         elif not self.finished and not self._observing:
-            self._pending = unpack(self.journal.read(self.hub.number))
+            out = range(self.hub.number, self.hub.number + int(state["out"]))
+            self._pending = [unpack(self.journal.read(number)) for number in out]
 
     def save(self) -> None:
         """Leave everything on disk that is needed to go on."""
@@ -135,6 +143,7 @@ class Serving:
             "records": [record.to_json() for record in self.records],
             "losses": self._losses,
             "number": self.hub.number,
+            "out": len(self._pending),
             "seconds": self.seconds,
             "finished": self.finished,
             "observing": self._observing,
@@ -147,12 +156,17 @@ class Serving:
         self.hub.durable = self.hub.number
         self.saving.done()
 
+    def _begin(self) -> None:
+        """Make requests for as many steps as begin now."""
+        for ahead in range(self.pace.begins(self.server.step_number)):
+            self._stage(self.server.begin(ahead))
+
     def _stage(self, messages: dict[str, Message]) -> None:
         """Make these the next request, to which those are added who are back after having been away."""
         hold = next(iter(messages.values())).hold
         messages |= {name: self.server.rejoin(name, hold) for name in self.hub.back() if name in self.server.away}
-        self._pending = messages
-        self.hub.stage(messages)
+        self.hub.stage(messages, len(self._pending))
+        self._pending.append(messages)
 
     def train(self) -> Iterator[Record]:
         """Train to the end, or on to it; yield a record of every observed epoch."""
@@ -169,23 +183,29 @@ class Serving:
                 self.save()
 
     def advance(self) -> Record | None:
-        """Have the request that is out answered, and make the next one; return a record if one was due."""
-        if not self._pending and not self._observing:
-            self._stage(self.server.begin())
-        replies = {} if self._observing else self._exchange(self._pending)
-        for name in set(self._pending) - set(replies) if not self._observing else ():
-            self.server.leave(name)
-        self._observing = self._observing or next(iter(self._pending.values())).hold
+        """Have the oldest request that is out answered, and make the next one; return a record if one was due."""
         if not self._observing:
-            self._stage(self._step(replies))
+            self._advance()
+        if not self._observing:
             return None
         record = self._observe()
         self._observing = False
         self.finished = self.server.step_number >= self.steps
         if not self.finished:
-            self._stage(self.server.begin())
+            self._begin()
             self.save()  # before the parties train on: what was observed could not be observed again
         return record
+
+    def _advance(self) -> None:
+        if not self._pending:
+            self._begin()
+        replies = self._exchange()
+        asked = self._pending.pop(0)
+        for name in set(asked) - set(replies):
+            self.server.leave(name)
+        if not next(iter(asked.values())).hold:
+            self._stage(self._step(replies))
+        self._observing = not self._pending
 
     def _note_absence(self) -> None:
         for name in self.server.away:
@@ -196,29 +216,28 @@ class Serving:
             else:
                 spans.append([step, step])
 
-    def _exchange(self, messages: Mapping[str, Message]) -> dict[str, Message]:
+    def _exchange(self) -> dict[str, Message]:
         """Let the parties answer; while they are at it the server learns and saves, and the label holder's own does."""
-        self.hub.send({name: message for name, message in messages.items() if name in self.hub.names})
+        for messages in self._pending[self.hub.under_way :]:
+            self.hub.send({name: message for name, message in messages.items() if name in self.hub.names})
         self._learn()
         if self.saving.due(self.hub.number - self.hub.durable):
             self.save()
         own: dict[str, Message] = {}
         if self.party:
             started = time.perf_counter()
-            own = {self.party.name: self.party.handle(messages[self.party.name])}
+            own = {self.party.name: self.party.handle(self._pending[0][self.party.name])}
             self.seconds += time.perf_counter() - started
         return self.hub.collect() | own
 
     def _step(self, replies: Mapping[str, Message]) -> dict[str, Message]:
         self._note_absence()
-        done, per_epoch = self.server.step_number + 1, self.plan.batches.per_epoch
-        ends = done % per_epoch == 0
-        observed = ends and (done // per_epoch % self.config.observe_every == 0 or done == self.steps)
+        step, pace = self.server.step_number, self.pace
         started = time.perf_counter()
-        messages = self.server.respond(replies, hold=observed)
+        messages = self.server.respond(replies, hold=pace.hold(step))
         self.seconds += time.perf_counter() - started
         self._losses.append(self.server.surrogate_loss)
-        if ends and not observed:
+        if self.server.step_number % pace.per_epoch == 0 and not pace.observed(step):
             self._losses = []
         return messages
 

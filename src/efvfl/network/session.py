@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from efvfl.crew import Crew
 from efvfl.network import certs
 from efvfl.network.trail import Trail
 
@@ -58,7 +59,9 @@ def signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
             signal.signal(number, previous)
 
 
-def tick(show: Callable[[], None], written: Trail) -> None:
-    """Show what is going on and count what went over the sockets; each knows when it is time."""
+def tick(show: Callable[[], None], written: Trail, crew: Crew | None = None) -> None:
+    """Show what is going on, count what went over the sockets, calm the workers; each knows when it is time."""
     show()
     written.tick()
+    if crew:
+        crew.idle()

@@ -10,7 +10,7 @@ from efvfl.transport.base import Handler
 
 
 class LocalTransport:
-    """Hands messages over as they are, after encoding and counting every one of them.
+    """Hands messages over as they are, and counts the bytes of every one of them.
 
     A message is immutable and its bytes decode to the same message, so delivering the object and delivering its bytes
     are the same; `wire=True` really goes through the bytes, for tests that show it.
@@ -32,10 +32,13 @@ class LocalTransport:
     def _ask(self, name: str, message: Message) -> Message:
         if name in self.here:
             return self.parties[name].handle(message)
-        data = self.ledger.record("down", name, message)
-        reply = self.parties[name].handle(Message.from_bytes(data) if self.wire else message)
-        data = self.ledger.record("up", name, reply)
-        return Message.from_bytes(data) if self.wire else reply
+        self.ledger.record("down", name, message)
+        reply = self.parties[name].handle(self._deliver(message))
+        self.ledger.record("up", name, reply)
+        return self._deliver(reply)
+
+    def _deliver(self, message: Message) -> Message:
+        return Message.from_bytes(message.to_bytes()) if self.wire else message
 
     def close(self) -> None:
         """Nothing is held."""
