@@ -20,7 +20,7 @@ from torch import Tensor
 from efvfl import QSGD, Agreement, Federation, TopK, checkpoint, efvfl, mapped
 from efvfl.channel import Channel
 from efvfl.cli import main
-from efvfl.errors import ConfigError
+from efvfl.errors import CheckpointError, ConfigError
 from efvfl.memory import ErrorFeedback
 from efvfl.network.frame import FrameKind
 
@@ -67,13 +67,20 @@ def test_a_mapped_run_is_the_same_run_and_saves_the_same_bytes(agreement: Agreem
 
 
 def test_a_file_is_what_safetensors_makes_in_ram(tmp_path: Path) -> None:
-    run = made(Agreement(), tmp_path)
+    run = made(Agreement(memory_dtype="bfloat16"), tmp_path)
     run.step()
-    state, tensors = run.state_dict(), {}
+    state: dict[str, Any] = run.state_dict() | {"ä": [torch.tensor(1.5), torch.empty(0), b"", torch.ones(2, 3).T]}
+    state |= {str(dtype): torch.ones(5).to(dtype) for dtype in checkpoint._DTYPES}
+    tensors: dict[str, Tensor] = {}
     tree = json.dumps(checkpoint._strip(state, tensors))
     expected = safetensors.torch.save(tensors, metadata={"efvfl": "1", "tree": tree})
     checkpoint.save(tmp_path / "state", state)
     assert parts((tmp_path / "state").read_bytes()) == parts(expected)
+    assert len((tmp_path / "state").read_bytes()) == len(expected)
+    loaded = checkpoint.load(tmp_path / "state")
+    assert all(torch.equal(loaded[str(dtype)], state[str(dtype)]) for dtype in checkpoint._DTYPES)
+    with pytest.raises(CheckpointError, match=r"a tensor of torch.float8_e5m2, which cannot be saved"):
+        checkpoint.save(tmp_path / "state", {"a": torch.ones(2).to(torch.float8_e5m2)})
 
 
 def test_a_state_of_a_mapped_memory_is_a_snapshot(tmp_path: Path) -> None:
