@@ -129,8 +129,8 @@ def checked(block: FloatArray) -> FloatArray:
 
 
 def finite_values(data: bytes, dtype: np.dtype[np.generic]) -> FloatArray:
-    """Return a copy of the numbers in `data`, or refuse them."""
-    values: FloatArray = np.frombuffer(data, dtype=dtype).copy()
+    """Return the numbers in `data` as they lie there, or refuse them."""
+    values: FloatArray = np.frombuffer(data, dtype=dtype)
     if not finite(values):
         raise WireError("a value in a packet is not finite.")
     return values

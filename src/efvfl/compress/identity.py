@@ -28,7 +28,7 @@ class Identity(Compressor):
             raise WireError(f"{len(packet.body):,} bytes came for shape {packet.shape}, {size:,} are expected.")
         if packet.dtype.kind == "u":
             return np.frombuffer(packet.body, dtype=packet.dtype).reshape(packet.shape)
-        return finite_values(packet.body, packet.dtype).reshape(packet.shape)
+        return finite_values(packet.body, packet.dtype).reshape(packet.shape).copy()
 
     def alpha(self, shape: Shape) -> float:
         """Nothing is lost."""

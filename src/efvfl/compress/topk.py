@@ -145,7 +145,7 @@ class TopK(Compressor):
         """Send the kept entries' places and values."""
         flat = checked(block)
         places = self.places(block, flat)
-        body = positions.encode(places, flat.size) + flat[places].tobytes()
+        body = b"".join((positions.encode(places, flat.size), flat[places].data))
         return Packet(self.code, block.dtype, block.shape, body)
 
     @classmethod
