@@ -200,6 +200,27 @@ def after_a_pause(labels: str, rounds: int, pause: float = 0.005) -> float:
     return 1e3 * median(times)
 
 
+def cpu_times(labels: str, rounds: int) -> tuple[float, float]:
+    """Return milliseconds of CPU that a round takes at the server and at all parties together (Linux)."""
+
+    def at_parties() -> float:
+        stats = [Path(f"/proc/{child.pid}/stat").read_text() for child in multiprocessing.active_children()]
+        ticks = sum(int(ticks) for stat in stats for ticks in stat.rpartition(")")[2].split()[11:13])  # user, system
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    with tempfile.TemporaryDirectory() as place:
+        advance, _, stop = network(Path(place), labels)
+        try:
+            for _ in range(50):
+                advance()
+            here, there = time.process_time(), at_parties()
+            for _ in range(rounds):
+                advance()
+            return 1e3 * (time.process_time() - here) / rounds, 1e3 * (at_parties() - there) / rounds
+        finally:
+            stop()
+
+
 def lines(full: bool) -> list[Line]:
     """Measure a round against what it may cost: the bare exchange, and all computing divided by the cores."""
     cores, out = os.cpu_count() or 1, []
@@ -211,6 +232,10 @@ def lines(full: bool) -> list[Line]:
             f"round {found['round'].middle:.2f} ms, bare exchange {found['bare'].middle:.2f} ms, all computing "
             f"{found['compute'].middle:.2f} ms (after a pause {after_a_pause(labels, 200):.2f} ms) on {cores} cores"
         )
+        if Path("/proc/self/stat").exists():
+            note += ", CPU of a round {:.1f} ms at the server and {:.1f} ms at the parties".format(
+                *cpu_times(labels, rounds=500)
+            )
         what = f"round of 4 parties, batch 128, {labels} labels / bare exchange and computing"
         out.append(Line(f"round-{labels}", what, over.middle, target=1.5, spread=over.spread, note=note))
     return out
