@@ -12,26 +12,26 @@ import json
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 
+from benchmarks import federation
 from benchmarks.lines import Line, slug
 from efvfl import config as configs
 from efvfl.checkpoint import write_atomically
 from efvfl.config import RunConfig
 from efvfl.experiment import load_data, make_federation
-from efvfl.network import certs, participant, terms
-from efvfl.network.grpc import dial, listen
-from efvfl.network.join import Joining
-from efvfl.network.member import Member
+from efvfl.network import participant
+from efvfl.network.holding import Holding
 from efvfl.network.serve import Serving
 
 ROUND_TRIP = 0.020  # seconds
@@ -104,44 +104,32 @@ def run_config(method: dict[str, Any], batch_size: int) -> RunConfig:
     return configs.read(RunConfig, table, "link")
 
 
-def party(folder: Path, config: RunConfig, name: str, port: int) -> None:
-    """Be a party until the server goes."""
-    torch.set_num_threads(1)
-    held = participant.hold(config, Path(), name)
-    plan = participant.make_plan(config, held)
-    made = participant.build_party(config, plan, held, name)
-    about = terms.about(config, name, held.names, held.trained_ids)
-    member = Member(made, folder / name, about, participant.Answerer(made, held))
-    identity = certs.load(folder / "certs", name)
-    Joining(member, partial(dial, f"127.0.0.1:{port}", identity, participant.frame_limit(plan))).run()
+def hold(config: RunConfig, name: str) -> Holding:
+    """Return what a party holds, or the server."""
+    return participant.hold(config, Path(), name)
 
 
 @contextmanager
 def network(config: RunConfig) -> Iterator[Serving]:
     """Start a federation whose parties are behind lines."""
     context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        serving = Serving(config, participant.hold(config, Path(), ""), folder / "server")
-        names = serving.hub.names
-        certs.make(folder / "certs", [certs.SERVER, *names])
-        identity, limit = certs.load(folder / "certs", certs.SERVER), participant.frame_limit(serving.plan)
-        listening, port = listen("127.0.0.1:0", identity, limit, len(names), serving.hub.accept)
+    started: list[BaseProcess] = []
+
+    def behind_lines(port: int, count: int) -> Sequence[int]:
         ports, theirs = context.Pipe()
-        processes = [context.Process(target=lines, args=(port, len(names), theirs), daemon=True)]
-        processes[0].start()
-        for name, dialled in zip(names, ports.recv(), strict=True):
-            processes.append(context.Process(target=party, args=(folder, config, name, dialled), daemon=True))
-            processes[-1].start()
+        started.append(context.Process(target=lines, args=(port, count, theirs), daemon=True))
+        started[0].start()
+        found: list[int] = ports.recv()
+        return found
+
+    with tempfile.TemporaryDirectory() as place:
         try:
-            yield serving
+            with federation.network(config, partial(hold, config), Path(place), behind_lines) as serving:
+                yield serving
         finally:
-            for process in reversed(processes):  # the lines last, or the parties would complain
+            for process in started:  # after the parties, or they would complain
                 process.kill()
                 process.join()
-            serving.hub.close()
-            serving.journal.close()
-            listening.stop(None).wait(5)
 
 
 # What is measured.
@@ -162,19 +150,19 @@ class Measured:
 
 def rounds_needed(config: RunConfig) -> tuple[int, list[list[float]]]:
     """Train in one process until the goal; return the rounds it took, and the curve."""
-    federation = make_federation(config, load_data(config, Path()))
+    made = make_federation(config, load_data(config, Path()))
     curve = []
-    per_epoch = federation.server.batches.per_epoch
+    per_epoch = made.server.batches.per_epoch
     every = 1 if per_epoch == 1 else 5  # rounds between two looks
-    while federation.server.step_number < EPOCHS * per_epoch:
-        held = (federation.server.step_number + 1) % every == 0
-        federation.step(hold=held)
+    while made.server.step_number < EPOCHS * per_epoch:
+        held = (made.server.step_number + 1) % every == 0
+        made.step(hold=held)
         if held:
-            accuracy = federation.record(gradient=False).validation["accuracy"]
-            curve.append([federation.server.step_number, accuracy])
+            accuracy = made.record(gradient=False).validation["accuracy"]
+            curve.append([made.server.step_number, accuracy])
             if accuracy >= GOAL:
-                return federation.server.step_number, curve
-        if per_epoch > 1 and federation.epoch >= EPOCHS // 10:  # ten epochs of mini-batches tell
+                return made.server.step_number, curve
+        if per_epoch > 1 and made.epoch >= EPOCHS // 10:  # ten epochs of mini-batches tell
             break
     return 0, curve
 

@@ -13,24 +13,21 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import grpc
 import torch
 
-from benchmarks import step
+from benchmarks import federation, step
 from benchmarks.lines import Line
 from benchmarks.timing import Timing, alternate
 from efvfl import config as configs
 from efvfl.config import RunConfig
-from efvfl.network import certs, participant, terms
-from efvfl.network.grpc import dial, listen
+from efvfl.network import certs
+from efvfl.network.frame import Frame
 from efvfl.network.holding import Holding
-from efvfl.network.join import Joining
-from efvfl.network.member import Member
 from efvfl.network.serve import Serving
 
 NAMES = ["a", "b", "c", "d"]
@@ -57,45 +54,14 @@ def holding(name: str) -> Holding:
     return Holding(NAMES, columns, {"train": y}, {"train": [str(i) for i in range(ROWS)]}, step.CLASSES)
 
 
-def party(folder: Path, labels: str, name: str, port: int) -> None:
-    """Be a party until the server goes."""
-    torch.set_num_threads(1)
-    config, held = run_config(labels), holding(name)
-    plan = participant.make_plan(config, held)
-    made = participant.build_party(config, plan, held, name)
-    about = terms.about(config, name, held.names, held.trained_ids)
-    member = Member(made, folder / name, about, participant.Answerer(made, held))
-    identity = certs.load(folder / "certs", name)
-    Joining(member, partial(dial, f"127.0.0.1:{port}", identity, 1 << 28)).run()
-
-
-def network(
-    folder: Path, labels: str
-) -> tuple[Callable[[], object], Callable[[], tuple[int, int]], Callable[[], None]]:
-    """Start a federation; return one round, the largest message up and down so far, and how to stop it."""
-    config = run_config(labels)
-    certs.make(folder / "certs", [certs.SERVER, *NAMES])
-    sizes = {"in": 0, "out": 0}
-
-    def wrote(peer: str, direction: str, frame: Any) -> None:
-        sizes[direction] = max(sizes[direction], len(frame.body))
-
-    serving = Serving(config, holding(""), folder / "server", wrote=wrote)
-    identity = certs.load(folder / "certs", certs.SERVER)
-    server, port = listen("127.0.0.1:0", identity, 1 << 28, len(NAMES), serving.hub.accept)
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=party, args=(folder, labels, name, port), daemon=True) for name in NAMES]
-    for process in processes:
-        process.start()
-
-    def stop() -> None:
-        for process in processes:
-            process.kill()
-            process.join()
-        serving.hub.close()
-        server.stop(None).wait(5)
-
-    return serving.advance, lambda: (sizes["in"], sizes["out"]), stop
+@contextmanager
+def network(labels: str) -> Iterator[tuple[Serving, Path]]:
+    """Start a federation; yield its server and the folder of all."""
+    with (
+        tempfile.TemporaryDirectory() as place,
+        federation.network(run_config(labels), holding, Path(place)) as serving,
+    ):
+        yield serving, Path(place)
 
 
 def bare_party(folder: Path, name: str, port: int, up: int) -> None:
@@ -169,18 +135,21 @@ def against_bare(labels: str, rounds: int, inner: int) -> dict[str, Timing]:
     """Return milliseconds of a round, of the bare exchange of such messages, and of all computing in one process."""
     torch.set_num_threads(1)
     x, y = step.rows(ROWS)
-    federation = step.federation(x, y, BATCH, labels)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        advance, largest, stop_network = network(folder, labels)
+    alone = step.federation(x, y, BATCH, labels)
+    sizes = {"in": 0, "out": 0}
+
+    def wrote(peer: str, direction: str, frame: Frame) -> None:
+        sizes[direction] = max(sizes[direction], len(frame.body))
+
+    with network(labels) as (serving, folder):
+        serving.hub.wrote = wrote
         for _ in range(5):
-            advance()
-        exchange, stop_bare = bare(folder, *largest())
+            serving.advance()
+        exchange, stop_bare = bare(folder, sizes["in"], sizes["out"])
         try:
-            sides = {"round": advance, "bare": exchange, "compute": federation.step}
+            sides = {"round": serving.advance, "bare": exchange, "compute": alone.step}
             return alternate(sides, rounds, inner, warm=20)
         finally:
-            stop_network()
             stop_bare()
 
 
@@ -190,12 +159,12 @@ def after_a_pause(labels: str, rounds: int, pause: float = 0.005) -> float:
     Caches are cold then: this, not the step in a tight loop, is what computing costs in a round.
     """
     x, y = step.rows(ROWS)
-    federation = step.federation(x, y, BATCH, labels)
+    alone = step.federation(x, y, BATCH, labels)
     times = []
     for _ in range(rounds):
         time.sleep(pause)
         started = time.perf_counter()
-        federation.step()
+        alone.step()
         times.append(time.perf_counter() - started)
     return 1e3 * median(times)
 
@@ -208,17 +177,13 @@ def cpu_times(labels: str, rounds: int) -> tuple[float, float]:
         ticks = sum(int(ticks) for stat in stats for ticks in stat.rpartition(")")[2].split()[11:13])  # user, system
         return ticks / os.sysconf("SC_CLK_TCK")
 
-    with tempfile.TemporaryDirectory() as place:
-        advance, _, stop = network(Path(place), labels)
-        try:
-            for _ in range(50):
-                advance()
-            here, there = time.process_time(), at_parties()
-            for _ in range(rounds):
-                advance()
-            return 1e3 * (time.process_time() - here) / rounds, 1e3 * (at_parties() - there) / rounds
-        finally:
-            stop()
+    with network(labels) as (serving, _):
+        for _ in range(50):
+            serving.advance()
+        here, there = time.process_time(), at_parties()
+        for _ in range(rounds):
+            serving.advance()
+        return 1e3 * (time.process_time() - here) / rounds, 1e3 * (at_parties() - there) / rounds
 
 
 def lines(full: bool) -> list[Line]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,16 +12,13 @@ from typing import Any
 import torch
 
 import efvfl
+from benchmarks.federation import network
 from benchmarks.peers import problem
 from efvfl import Agreement, Optimizer, config, federate
 from efvfl.config import RunConfig
 from efvfl.ledger import Ledger
-from efvfl.network import certs, participant, terms
-from efvfl.network.grpc import dial, listen
+from efvfl.network import participant
 from efvfl.network.holding import Holding
-from efvfl.network.join import Joining
-from efvfl.network.member import Member
-from efvfl.network.serve import Serving
 
 NAMES = ["a", "b", "c", "d"]
 METHODS: dict[str, dict[str, Any]] = {
@@ -55,42 +50,6 @@ def holding(name: str) -> Holding:
     return Holding(NAMES, {}, {"train": y}, ids, problem.CLASSES)
 
 
-def party(folder: Path, method: str, name: str, port: int) -> None:
-    """Be a party until the server goes."""
-    torch.set_num_threads(1)
-    settings, held = run_config(method), holding(name)
-    plan = participant.make_plan(settings, held)
-    made = participant.build_party(settings, plan, held, name)
-    about = terms.about(settings, name, held.names, held.trained_ids)
-    member = Member(made, folder / name, about, participant.Answerer(made, held))
-    identity = certs.load(folder / "certs", name)
-    Joining(member, partial(dial, f"127.0.0.1:{port}", identity, participant.frame_limit(plan))).run()
-
-
-@contextmanager
-def network(method: str) -> Iterator[Serving]:
-    """Start a federation over mutual TLS on loopback, a process for each party."""
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        certs.make(folder / "certs", [certs.SERVER, *NAMES])
-        serving = Serving(run_config(method), holding(""), folder / "server")
-        identity, limit = certs.load(folder / "certs", certs.SERVER), participant.frame_limit(serving.plan)
-        listening, port = listen("127.0.0.1:0", identity, limit, len(NAMES), serving.hub.accept)
-        processes = [context.Process(target=party, args=(folder, method, name, port), daemon=True) for name in NAMES]
-        for process in processes:
-            process.start()
-        try:
-            yield serving
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
-            serving.hub.close()
-            serving.journal.close()
-            listening.stop(None).wait(5)
-
-
 def line(
     mode: str, step: Callable[[], float], ledger: Ledger, central: problem.Central | None, warm: int, steps: int
 ) -> str:
@@ -120,8 +79,9 @@ def in_one_process(method: str, warm: int, steps: int) -> str:
 
 def over_the_network(method: str, warm: int, steps: int) -> str:
     """Measure a federation of processes."""
-    with network(method) as serving:
-        settings, plan = run_config(method), serving.plan
+    settings = run_config(method)
+    with tempfile.TemporaryDirectory() as folder, network(settings, holding, Path(folder)) as serving:
+        plan = serving.plan
         local = [participant.build_party(settings, plan, holding(name), name).block.module for name in NAMES]
         central = problem.Central(local, serving.server.fusion.head, plan.batches.rows) if method == "svfl" else None
 

@@ -1,0 +1,68 @@
+"""A federation of processes on loopback with mutual TLS, as several benchmarks train it."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from efvfl.config import RunConfig
+from efvfl.network import certs, participant, terms
+from efvfl.network.grpc import dial, listen
+from efvfl.network.holding import Holding
+from efvfl.network.join import Joining
+from efvfl.network.member import Member
+from efvfl.network.serve import Serving
+
+Hold = Callable[[str], Holding]  # what a party of that name holds, or the server, whose name is ''
+
+
+def _party(folder: Path, config: RunConfig, hold: Hold, name: str, port: int) -> None:
+    """Be a party until the server goes."""
+    torch.set_num_threads(1)
+    held = hold(name)
+    plan = participant.make_plan(config, held)
+    made = participant.build_party(config, plan, held, name)
+    about = terms.about(config, name, held.names, held.trained_ids)
+    member = Member(made, folder / name, about, participant.Answerer(made, held))
+    identity = certs.load(folder / "certs", name)
+    Joining(member, partial(dial, f"127.0.0.1:{port}", identity, participant.frame_limit(plan))).run()
+
+
+def _straight(port: int, count: int) -> Sequence[int]:
+    return [port] * count
+
+
+@contextmanager
+def network(
+    config: RunConfig, hold: Hold, folder: Path, ports: Callable[[int, int], Sequence[int]] = _straight
+) -> Iterator[Serving]:
+    """Start a server here and its parties as processes, with a folder for all.
+
+    Everyone asks `hold` for its own rows. `ports` says what each of so many parties dials, given the server's port.
+    """
+    serving = Serving(config, hold(""), folder / "server")
+    names = serving.hub.names
+    certs.make(folder / "certs", [certs.SERVER, *names])
+    identity, limit = certs.load(folder / "certs", certs.SERVER), participant.frame_limit(serving.plan)
+    listening, port = listen("127.0.0.1:0", identity, limit, len(names), serving.hub.accept)
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=_party, args=(folder, config, hold, name, dialled), daemon=True)
+        for name, dialled in zip(names, ports(port, len(names)), strict=True)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        yield serving
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+        serving.hub.close()
+        serving.journal.close()
+        listening.stop(None).wait(5)
