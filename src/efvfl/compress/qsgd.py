@@ -21,13 +21,8 @@ _LARGEST = 1 << 16
 
 
 @kernel
-def _norm(flat: FloatArray) -> tuple[float, float]:
-    """Return the largest magnitude and the Euclidean norm as a multiple of it: neither squares nor norm overflow."""
-    top = 0.0
-    for i in range(flat.size):
-        top = max(top, abs(flat[i]))
-    if top == 0.0:
-        return 0.0, 1.0
+def _root(flat: FloatArray, top: float) -> float:
+    """Return the Euclidean norm as a multiple of the largest magnitude: neither squares nor norm overflow."""
     a, b, c, d = 0.0, 0.0, 0.0, 0.0  # four sums, so that an addition need not wait for the one before
     whole = flat.size // 4 * 4
     for i in range(0, whole, 4):
@@ -37,7 +32,7 @@ def _norm(flat: FloatArray) -> tuple[float, float]:
         d += (flat[i + 3] / top) ** 2
     for i in range(whole, flat.size):
         a += (flat[i] / top) ** 2
-    return top, sqrt((a + b) + (c + d))
+    return sqrt((a + b) + (c + d))
 
 
 @kernel
@@ -57,7 +52,8 @@ def tau(count: int, levels: int) -> float:
 
 def quantise(flat: FloatArray, levels: int, key: int) -> bytes:
     """Return levels, the size of one level, and the symbols; a zero block has size 0 and no symbols."""
-    top, root = _norm(flat)
+    top = max(abs(float(flat.max())), abs(float(flat.min()))) if flat.size else 0.0
+    root = _root(flat, top) if top else 1.0
     size = flat.dtype.type(top * (root / (levels * tau(flat.size, levels))))
     start = number(levels) + size.tobytes()
     if size == 0:

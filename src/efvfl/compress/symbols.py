@@ -69,29 +69,38 @@ def unpack(reader: Reader, width: int, count: int, what: str) -> NDArray[np.int6
     return out
 
 
-def _low_bits(magnitudes: NDArray[np.int32]) -> int:
-    """Return how many low bits are set aside, so that the layers tell about the mean magnitude in a few steps."""
-    mean = int(magnitudes.sum(dtype=np.int64)) // max(1, magnitudes.size)
+def _nonzero(symbols: Symbols) -> positions.Positions:
+    """Return where symbols are not zero; of integers themselves numpy finds that out five times slower."""
+    return np.flatnonzero(symbols != 0)
+
+
+def _low_bits(magnitudes: NDArray[np.int32], count: int) -> int:
+    """Return how many low bits are set aside, so that the layers tell about the mean magnitude in a few steps.
+
+    The magnitudes are those that are not zero, of `count` in all.
+    """
+    mean = int(magnitudes.sum(dtype=np.int64)) // max(1, count)
     return max(0, mean.bit_length() - 2)
 
 
-def _layered(symbols: Symbols, magnitudes: NDArray[np.int32]) -> bytes:
-    low = _low_bits(magnitudes)
+def _layered(symbols: Symbols) -> bytes:
+    there = _nonzero(symbols)
+    signed = symbols[there]
+    magnitudes = np.abs(signed)
+    low = _low_bits(magnitudes, symbols.size)
     parts = [bytes((low,))]
     if low:
-        parts.append(pack(magnitudes & ((1 << low) - 1), low))
-    high = magnitudes >> low
-    limit, left = high.size, high
+        parts.append(pack(np.abs(symbols) & ((1 << low) - 1), low))
+    limit, left = symbols.size, magnitudes >> low
     for layer in range(1, _LAYERS + 1):
         places = np.flatnonzero(left >= layer)
-        parts.append(positions.encode(places, limit))
+        parts.append(positions.encode(there[places] if layer == 1 else places, limit))
         limit, left = places.size, left[places]
         if not limit:
             break
     else:
         width = int(left.max() - _LAYERS).bit_length()
         parts += (bytes((width,)), pack(left - _LAYERS, width))
-    signed = symbols[symbols != 0]
     parts.append(np.packbits(signed < 0, bitorder="little").tobytes())
     return b"".join(parts)
 
@@ -102,7 +111,7 @@ def _fixed(symbols: Symbols, largest: int) -> bytes:
 
 def encode(symbols: Symbols, largest: int) -> bytes:
     """Code symbols from -largest to largest, in layers or in a fixed width, whichever is shorter."""
-    layered = _layered(symbols, np.abs(symbols))
+    layered = _layered(symbols)
     size = 1 + (symbols.size * (2 * largest).bit_length() + 7) // 8
     return layered if len(layered) <= size else _fixed(symbols, largest)
 
@@ -137,7 +146,7 @@ def decode(reader: Reader, count: int, largest: int) -> Symbols:
         if raw.size and int(raw.max()) > largest:
             raise WireError(f"symbol {int(raw.max())} came, at most {largest} is expected.")
         symbols = raw.astype(np.int32)
-        if len(_layered(symbols, np.abs(symbols))) <= size:
+        if len(_layered(symbols)) <= size:
             raise WireError("symbols came in a fixed width where layers are shorter: the coding is not canonical.")
         return symbols
     if first > 16:
@@ -150,9 +159,9 @@ def decode(reader: Reader, count: int, largest: int) -> Symbols:
         symbols = ((symbols << first) | aside).astype(np.int32)
         if int(symbols.max(initial=0)) > largest:
             raise WireError(f"symbol {int(symbols.max())} came, at most {largest} is expected.")
-    if _low_bits(symbols) != first:
-        raise WireError(f"{first} low bits were set aside, {_low_bits(symbols)} are expected: not canonical.")
-    places = np.flatnonzero(symbols)
+    places = _nonzero(symbols)
+    if (low := _low_bits(symbols[places], count)) != first:
+        raise WireError(f"{first} low bits were set aside, {low} are expected: not canonical.")
     bits = np.frombuffer(reader.take((places.size + 7) // 8, "signs"), dtype=np.uint8)
     signs = np.unpackbits(bits, bitorder="little")
     if signs[places.size :].any():
