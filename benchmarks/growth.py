@@ -96,7 +96,7 @@ def by_parties(agreement: Agreement, counts: list[int], rounds: int, inner: int)
     return {int(name): found for name, found in alternate(sides, rounds, inner, warm=10).items()}
 
 
-def _told(file: str, name: str) -> int:
+def told(file: str, name: str) -> int:
     """Return a number of bytes that Linux tells; 0 where nobody does."""
     try:
         text = Path(file).read_text(encoding="utf-8")
@@ -107,12 +107,12 @@ def _told(file: str, name: str) -> int:
 
 def anonymous() -> int:
     """Return the bytes of this process that no file stands behind."""
-    return _told("/proc/self/status", "RssAnon")
+    return told("/proc/self/status", "RssAnon")
 
 
 def room(samples: int) -> bool:
     """Whether the memories of so many rows fit, with some to spare."""
-    return 2 * PARTIES * WIDTH * 4 * samples < 0.7 * (_told("/proc/meminfo", "MemAvailable") or 1 << 62)
+    return 2 * PARTIES * WIDTH * 4 * samples < 0.7 * (told("/proc/meminfo", "MemAvailable") or 1 << 62)
 
 
 def memory_line(name: str, agreement: Agreement, samples: int = 1_000_000) -> Line:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import link
+from benchmarks.growth import told
 from benchmarks.lines import Line, ratio
 from benchmarks.timing import Timing, alternate
 from efvfl import Agreement, Batches, Federation, Optimizer, TopK, checkpoint, efvfl, losses
@@ -117,9 +118,7 @@ def federation(samples: int, agreement: Agreement, folder: Path | None) -> Feder
 
 def resident() -> dict[str, int]:
     """Return the bytes of this process that are anonymous, and those that belong to files."""
-    lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
-    found = {words[0]: int(words[1]) * 1024 for words in lines if words[0] in ("RssAnon:", "RssFile:")}
-    return {"anonymous": found["RssAnon:"], "of files": found["RssFile:"]}
+    return {kind: told("/proc/self/status", name) for kind, name in (("anonymous", "RssAnon"), ("of files", "RssFile"))}
 
 
 @contextmanager

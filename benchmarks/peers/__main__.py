@@ -5,34 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.lines import machine_facts
 from benchmarks.peers.rows import Row, join, table_of
 from benchmarks.peers.runner import CASES, ROOT, measure
 from efvfl.checkpoint import write_atomically
-
-
-def processor() -> str:
-    """Return the processor's name as Linux tells it, or what Python knows."""
-    facts = Path("/proc/cpuinfo")
-    lines = facts.read_text().splitlines() if facts.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def machine() -> dict[str, object]:
-    """Return what the numbers depend on."""
-    return {
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "load": os.getloadavg()[0],  # before anything was started: above 0.5 or so, times are not to be trusted
-    }
 
 
 def main() -> None:
@@ -44,7 +25,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "peers.json")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the script under way is ended too
-    facts = machine()
+    # The load is that before anything was started: above 0.5 or so, times are not to be trusted.
+    facts = machine_facts() | {"load": os.getloadavg()[0]}
     found: dict[str, list[Row]] = {case.name: [] for case in CASES if options.only in (None, case.name)}
     for turn in range(options.rounds):
         for case in CASES:

@@ -84,7 +84,7 @@ class Block:
         self.module = module
         self._everything = list(module.parameters())
         self.parameters = [p for p in self._everything if p.requires_grad]
-        self.dtype = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
+        self.dtype = next((p.dtype for p in self._everything), torch.get_default_dtype())
         self.steps_per_epoch = steps_per_epoch
         # A fusion model may have no parameters at all, and torch refuses to optimise nothing.
         self.optimizer = optimizer.build(self.parameters) if optimizer and self.parameters else None
