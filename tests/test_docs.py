@@ -11,6 +11,7 @@ from efvfl import TopK
 from efvfl.compress import REGISTRY, base, decode
 from efvfl.config import PartyConfig, RunConfig, read
 from efvfl.data import digits
+from efvfl.network.trail import CONTENTS
 
 ROOT = Path(__file__).parent.parent
 
@@ -90,6 +91,15 @@ def test_every_codec_is_in_the_wire_document() -> None:
     for name, cls in REGISTRY.items():
         assert f"| {cls.code} | {name} |" in text
     assert TopK.code == 1
+
+
+def test_what_the_audit_prints_is_in_the_protocol_document() -> None:
+    rows = re.findall(r"^\| ([\w, -]+) \| [A-Z, ]+ \| (.+) \|$", (ROOT / "docs/protocol.md").read_text(), re.M)
+    told = {kind: text for kinds, text in rows for kind in kinds.split(", ")}
+    kinds = {kind for kind in CONTENTS if not kind.startswith(("ask-", "answer-"))}
+    assert {kind: told.get(kind) for kind in kinds - {"stop", "bye"}} == {
+        k: CONTENTS[k] for k in kinds - {"stop", "bye"}
+    }
 
 
 def test_links_lead_somewhere() -> None:

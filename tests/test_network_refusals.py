@@ -386,14 +386,17 @@ def test_a_report_in_place_of_ready_is_refused(meeting: Meeting) -> None:
 
 
 DIGESTS: dict[str, tuple[tuple[Packet, ...], str]] = {
-    "none": ((), "party 'top-left' must send one digest of its fusion model now"),
-    "two": ((DIGEST, DIGEST), "party 'top-left' must send one digest of its fusion model now"),
-    "of numbers": ((Packet(0, DTYPES[0], (2,), b"12345678"),), "party 'top-left' must send one digest"),
+    "none": ((), "the digest of top-left's fusion model, which is due now, must come as one packet"),
+    "two": ((DIGEST, DIGEST), "the digest of top-left's fusion model, which is due now, must come as one packet"),
+    "of numbers": (
+        (Packet(0, DTYPES[0], (2,), b"12345678"),),
+        "fusion model, which is due now, must come as one packet",
+    ),
     "too long": (
         (Packet(0, DTYPES[2], (9,), b"123456789"),),
-        r"shape \(9,\) came from 'top-left', 8 bytes are expected",
+        r"top-left's fusion model, .* came with shape \(9,\), 8 bytes are expected",
     ),
-    "too short": ((Packet(0, DTYPES[2], (8,), b"1234567"),), r"came from 'top-left', 8 bytes are expected"),
+    "too short": ((Packet(0, DTYPES[2], (8,), b"1234567"),), r"came with shape \(8,\), 8 bytes are expected"),
 }
 
 

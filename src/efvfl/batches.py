@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,6 +87,13 @@ class Batches:
         start = place * self.size
         stop = min(start + self.size, self.samples)
         return torch.from_numpy(permutation(derive(self.seed, "epoch", epoch), self.samples, start, stop))
+
+    def touched(self, steps: range) -> Rows:
+        """Return the rows of all these steps; more, where they have about as many as there are."""
+        if len(steps) * (self.size or self.samples) >= self.samples:
+            return ALL
+        parts = [self._rows(step).numpy() for step in steps]
+        return torch.from_numpy(np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64))
 
     def count(self, step: int) -> int:
         """Return how many rows a step has."""

@@ -55,6 +55,8 @@ class Optimizer:
         except (TypeError, ValueError, RuntimeError) as error:
             options = dict(self.scheduler_options)
             raise ConfigError(f"scheduler {self.scheduler} does not take {options}: {error}") from error
+        # An epoch may pass without an update, where a party is away; torch would take that for a mistake, and warn.
+        optimizer._opt_called = True  # type: ignore[attr-defined]
         return made
 
 
@@ -168,6 +170,13 @@ class Block:
     def load_exact_vector(self, vector: Tensor) -> None:
         """Take over another's `exact_vector`."""
         unflatten(vector, self._all_tensors())
+
+    def fill_optimizer(self) -> None:
+        """Have the optimiser make its tensors, which torch does at the first update: another's are to be copied."""
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        if self.optimizer is not None:
+            self.optimizer.step()
 
     def digest(self) -> bytes:
         """Return 8 bytes that tell two copies apart."""

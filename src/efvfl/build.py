@@ -161,6 +161,7 @@ def make_party(
             key=derive(plan.batches.seed, "fusion"),
             reports_all=agreement.reports == "all",
             local_steps=agreement.local_steps,
+            stale=plan.stale,
         )
     return Party(
         name=name,

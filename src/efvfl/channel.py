@@ -144,6 +144,20 @@ class Channel:
         self.paper_bits = int(state["paper_bits"])
 
 
+def send_bytes(data: bytes) -> Packets:
+    """Return bytes that are no numbers, as a packet."""
+    return (Packet(Identity.code, DTYPES[2], (len(data),), data),)
+
+
+def read_bytes(packets: Packets, count: int, what: str) -> bytes:
+    """Return so many of them, or refuse what came."""
+    if len(packets) != 1 or packets[0].codec != Identity.code or packets[0].dtype != DTYPES[2]:
+        raise ProtocolError(f"{what} must come as one packet of bytes, but something else came.")
+    if packets[0].shape != (count,) or len(packets[0].body) != count:
+        raise ProtocolError(f"{what} came with shape {packets[0].shape}, {count:,} bytes are expected.")
+    return packets[0].body
+
+
 def send_exactly(vector: Tensor) -> Packets:
     """Return a vector as it is, for copies that must be exact."""
     return (_IDENTITY.encode(vector.detach().numpy()),)

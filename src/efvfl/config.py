@@ -187,12 +187,10 @@ class RunConfig:
                 raise ConfigError(
                     f"{setting} is set, but it would have no effect: {why}. Leave it out or change the other."
                 )
-        if self.network.on_missing == "stale" and (
-            agreement.labels != "private" or method.name != "efvfl" or method.start != "compressed"
-        ):
+        if self.network.on_missing == "stale" and (method.name != "efvfl" or method.start != "compressed"):
             raise ConfigError(
                 "network.on_missing = 'stale' needs method.name = 'efvfl' (without a memory there is no last surrogate "
-                "to go on with), a compressed start and private labels. Use 'wait' or 'stop' otherwise."
+                "to go on with) and a compressed start. Use 'wait' or 'stop' otherwise."
             )
         if self.network.on_missing == "stale" and agreement.pipeline:
             raise ConfigError(

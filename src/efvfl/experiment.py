@@ -87,9 +87,13 @@ def make_loss(config: RunConfig, labels: Tensor, classes: int) -> Loss:
 def make_optimizer(table: dict[str, Any]) -> Optimizer:
     """Make an optimiser from `{ name, lr, ..., scheduler = { name, ... } }`."""
     options = dict(table)
-    scheduler = dict(options.pop("scheduler", {}))
-    if scheduler and "name" not in scheduler:
-        raise ConfigError("optimizer.scheduler needs a name, such as 'CosineAnnealingLR'.")
+    given = options.pop("scheduler", {})
+    if not isinstance(given, dict) or (given and "name" not in given):
+        raise ConfigError(
+            f"optimizer.scheduler = {given!r} came; a table with a name is expected, such as "
+            "{ name = 'CosineAnnealingLR', T_max = 20 }."
+        )
+    scheduler = dict(given)
     return Optimizer(options.pop("name", "SGD"), options, scheduler.pop("name", ""), scheduler)
 
 

@@ -95,6 +95,7 @@ class Fused:
 
     values: Tensor  # shape (batch, width)
     slope: Tensor | None  # the derivative of the loss by it, where it is needed
+    kept: Tensor | None = None  # which rows take part, shape (batch,); None: all
 
 
 def head_loss(

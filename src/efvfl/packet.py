@@ -39,7 +39,7 @@ class Kind(IntEnum):
     RELAY = 3  # server to party, shared labels: the other parties' reports, and the fusion model if it is sent
     AGGREGATE = 4  # server to party, shared labels: the combined representations, and the fusion model if it is sent
     READY = 5  # party to server: learnt, and holding as asked
-    SYNC = 6  # server to party that was away: what was not taken of its last report, and at which step to go on
+    SYNC = 6  # server to party that was away: at which step to go on, and surrogates as the server has them
 
 
 class Reader:
@@ -167,8 +167,8 @@ class Packet:
 class Message:
     """What one participant tells another at one step: packets by block number, as the paper counts blocks.
 
-    Block 0 is the fusion model, block k is party k, block K+1 is the combined representation. A block holds one packet,
-    or two where some rows are reported for the first time and exactly.
+    Block 0 is the fusion model, block k is party k, block K+1 is the combined representation, block K+2 which rows take
+    part. A block holds one packet, or two where some rows are reported for the first time and exactly.
     """
 
     kind: Kind

@@ -9,6 +9,7 @@ parameters it was computed with, because these learn from the older one in betwe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +39,9 @@ class Guide(Protocol):
 
     def finish(self, step: int) -> None:
         """End the step."""
+
+    def resume(self, packets: Mapping[int, Packets], rows: Rows, steps: range) -> None:
+        """Take what was missed of others in these steps, who have reported these rows; or refuse all of it."""
 
     def digest(self, step: int) -> Packets:
         """Return block 0 of a report."""
@@ -122,8 +126,9 @@ class Party:
 
     def _sync(self, message: Message) -> Message:
         """Go on after having been away: take back the report that the server did not take, and skip to its step."""
-        own = message.packets.get(self.number, ())
-        fits = self.step <= message.step <= self.step + MOST_MISSED and set(message.packets) == {self.number}
+        others = dict(message.packets)
+        own = others.pop(self.number, ())
+        fits = self.step <= message.step <= self.step + MOST_MISSED
         if not self.stale or not fits or len(own) != 1:
             raise ProtocolError(
                 f"SYNC to step {message.step} with blocks {sorted(message.packets)} came, but {self.name} is at step "
@@ -131,9 +136,12 @@ class Party:
             )
         rows, count = self.batches.rows(self.step), self.batches.count(self.step)
         reported, count = (ALL, self.batches.samples) if self.reports_all else (rows, count)
-        self.up.restore(reported, unpack(own[0], (count, *self.up.width), self.up.dtype, "the server's surrogate"))
-        for missed in range(self.step, message.step):
-            self.block.end_step(missed)
+        surrogate = unpack(own[0], (count, *self.up.width), self.up.dtype, "the server's surrogate")
+        missed = range(self.step, message.step)
+        self.guide.resume(others, ALL if self.reports_all else self.batches.touched(missed), missed)
+        self.up.restore(reported, surrogate)
+        for step in missed:
+            self.block.end_step(step)
         self.step, self._reports = message.step, []
         return Message(Kind.READY, self.step) if message.hold else self._make_report()
 

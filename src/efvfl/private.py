@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -41,6 +42,11 @@ class PrivateGuide:
 
     def finish(self, step: int) -> None:
         """Nothing else is to be done at the end of a step."""
+
+    def resume(self, packets: Mapping[int, Packets], rows: Rows, steps: range) -> None:
+        """A party with private labels has missed nothing of others."""
+        if packets:
+            raise ProtocolError(f"blocks {sorted(packets)} came too, but labels are private, and nothing was missed.")
 
     def digest(self, step: int) -> Packets:
         """A party with private labels has no copy to compare."""
@@ -104,6 +110,10 @@ class PrivateAnswer:
             None if reply is None else Message(Kind.COTANGENT, step, {k: packets(channel, part)}, hold)
             for k, (channel, part, reply) in enumerate(zip(self.channels, cotangents, replies, strict=True), start=1)
         ]
+
+    def resume(self, party: int, channels: list[Channel], rows: Rows) -> dict[int, Packets]:
+        """Nothing is told of others."""
+        return {}
 
     def _protected(self, cotangents: list[Tensor], step: int) -> list[Tensor]:
         """Return what leaves the server, and exactly what stays.

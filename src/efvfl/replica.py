@@ -13,10 +13,9 @@ import torch
 
 from efvfl.batches import ALL
 from efvfl.block import Block
-from efvfl.channel import Channel, Packets, send_exactly, unpack
-from efvfl.compress import Identity
+from efvfl.channel import Channel, Packets, read_bytes, send_bytes, send_exactly, unpack
 from efvfl.errors import ProtocolError
-from efvfl.packet import DTYPES, Packet
+from efvfl.packet import Packet
 
 DIGEST = 8  # bytes
 MENDS = 2  # exact copies a replica gets; at the next mismatch it is sent every step
@@ -28,8 +27,14 @@ class Teller(Protocol):
     def check(self, step: int, party: int, digest: Packets) -> None:
         """Refuse block 0 of a report that does not belong there."""
 
-    def tell(self, step: int, digests: list[Packets]) -> list[Packets]:
-        """Return block 0 for every party, empty where nothing is said; `digests` is block 0 of their reports."""
+    def tell(self, step: int, digests: list[Packets | None]) -> list[Packets]:
+        """Return block 0 for every party, empty where nothing is said.
+
+        `digests` is block 0 of their reports, None for a party that is away.
+        """
+
+    def resume(self, party: int) -> Packets:
+        """Return block 0 for a party (from 0) that was away, empty where it needs nothing before the next step."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must be saved."""
@@ -49,6 +54,9 @@ class Hearer(Protocol):
     @property
     def follows(self) -> bool:
         """Whether the party must repeat the server's update on its copy."""
+
+    def resume(self, packets: Packets, steps: range) -> None:
+        """Bring the copy to where it would be if these steps had not been missed, or refuse what came."""
 
     def digest(self, step: int) -> Packets:
         """Return block 0 of the report on this step."""
@@ -72,13 +80,14 @@ def refuse_digest(party: int, packets: Packets) -> None:
         raise ProtocolError(f"party {party + 1} sent block 0 with its report, but no digest of a fusion model is due.")
 
 
+def _refuse_any(packets: Packets) -> None:
+    if packets:
+        raise ProtocolError("the fusion model came with SYNC, but the next step brings it.")
+
+
 def _digest_in(packets: Packets, name: str) -> bytes:
     """Return the 8 bytes of a digest that is due."""
-    if len(packets) != 1 or packets[0].codec != Identity.code or packets[0].dtype != DTYPES[2]:
-        raise ProtocolError(f"party {name!r} must send one digest of its fusion model now, but something else came.")
-    if packets[0].shape != (DIGEST,) or len(packets[0].body) != DIGEST:
-        raise ProtocolError(f"a digest of shape {packets[0].shape} came from {name!r}, {DIGEST} bytes are expected.")
-    return packets[0].body
+    return read_bytes(packets, DIGEST, f"the digest of {name}'s fusion model, which is due now,")
 
 
 def _hear_vector(block: Block, packets: Packets) -> None:
@@ -97,9 +106,13 @@ class SendTeller:
         """No digest is ever due."""
         refuse_digest(party, digest)
 
-    def tell(self, step: int, digests: list[Packets]) -> list[Packets]:
+    def tell(self, step: int, digests: list[Packets | None]) -> list[Packets]:
         """Return the same packet for all."""
         return [send_exactly(self.block.vector())] * self.parties
+
+    def resume(self, party: int) -> Packets:
+        """The next step overwrites the copy."""
+        return ()
 
     def state_dict(self) -> dict[str, Any]:
         """There is nothing to save."""
@@ -121,6 +134,10 @@ class SendHearer:
     def hear(self, step: int, packets: Packets) -> None:
         """Overwrite the copy."""
         _hear_vector(self.block, packets)
+
+    def resume(self, packets: Packets, steps: range) -> None:
+        """The next step overwrites the copy."""
+        _refuse_any(packets)
 
     def digest(self, step: int) -> Packets:
         """Nothing to compare."""
@@ -147,10 +164,14 @@ class CompressTeller:
         """No digest is ever due."""
         refuse_digest(party, digest)
 
-    def tell(self, step: int, digests: list[Packets]) -> list[Packets]:
+    def tell(self, step: int, digests: list[Packets | None]) -> list[Packets]:
         """Return the same packet for all. The server itself goes on with its exact x0."""
         packets, _ = self.channel.send(ALL, self.block.vector(), step)
         return [packets] * self.parties
+
+    def resume(self, party: int) -> Packets:
+        """Return G0 itself."""
+        return send_exactly(self.channel.held(ALL))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory."""
@@ -176,6 +197,10 @@ class CompressHearer:
         decoded = self.channel.decode(ALL, packets, self.block.size())
         self.block.load_vector(self.channel.hear(ALL, packets, decoded))
 
+    def resume(self, packets: Packets, steps: range) -> None:
+        """Take over G0; the next step brings the copy to it."""
+        self.channel.restore(ALL, unpack(_one(packets), (self.block.size(),), self.block.dtype, "the fusion model"))
+
     def digest(self, step: int) -> Packets:
         """Nothing to compare: both memories absorb the same packets."""
         return ()
@@ -199,15 +224,19 @@ class ReplicateTeller:
         self.every = every
         self.mends = [0] * len(names)
 
-    def tell(self, step: int, digests: list[Packets]) -> list[Packets]:
+    def tell(self, step: int, digests: list[Packets | None]) -> list[Packets]:
         """Return exact copies where they are needed."""
-        due = step > 0 and step % self.every == 0
-        expects = [self._expects(step, party) for party in range(len(self.names))]
-        theirs = [_digest_in(d, n) if e else b"" for e, d, n in zip(expects, digests, self.names, strict=True)]
         if step == 0:
             return [send_exactly(self.block.exact_vector())] * len(self.names)
-        own = self.block.digest() if due else b""
-        return [self._tell_one(party, expects[party] and theirs[party] != own) for party in range(len(self.names))]
+        own = self.block.digest() if step % self.every == 0 else b""
+        expects = [given is not None and self._expects(step, party) for party, given in enumerate(digests)]
+        theirs = [_digest_in(d or (), n) if e else b"" for e, d, n in zip(expects, digests, self.names, strict=True)]
+        differ = [expected and their != own for expected, their in zip(expects, theirs, strict=True)]
+        return [() if digests[p] is None else self._tell_one(p, differ[p]) for p in range(len(self.names))]
+
+    def resume(self, party: int) -> Packets:
+        """Return an exact copy, unless one is sent every step anyway."""
+        return send_exactly(self.block.exact_vector()) if self.mends[party] <= MENDS else ()
 
     def _expects(self, step: int, party: int) -> bool:
         return step > 0 and step % self.every == 0 and self.mends[party] <= MENDS
@@ -269,11 +298,25 @@ class ReplicateHearer:
             self.block.load_exact_vector(unpack(_one(packets), shape, torch.float64, "the fusion model's exact copy"))
         self.started, self.mends = True, mends
 
+    def resume(self, packets: Packets, steps: range) -> None:
+        """Take over an exact copy; it is nobody's mistake, so it does not count as one."""
+        if not self.follows:
+            _refuse_any(packets)
+            return
+        packet = _one(packets)
+        if packet.shape != (self.block.exact_size(),):
+            self.block.fill_optimizer()  # the server has learnt, and this copy never has
+        shape = (self.block.exact_size(),)
+        self.block.load_exact_vector(unpack(packet, shape, torch.float64, "the fusion model's exact copy"))
+        for step in steps:
+            self.block.end_step(step)
+        self.started = True
+
     def digest(self, step: int) -> Packets:
         """Return the digest when it is due."""
         if step == 0 or step % self.every or not self.follows:
             return ()
-        return (Packet(Identity.code, DTYPES[2], (DIGEST,), self.block.digest()),)
+        return send_bytes(self.block.digest())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the copy and how it fared."""

@@ -33,6 +33,9 @@ class Answer(Protocol):
     def messages(self, step: int, rows: Rows, replies: Reports, fused: Fused, hold: bool) -> list[Message | None]:
         """Return one message for every party, in their order; None for those that are away."""
 
+    def resume(self, party: int, channels: list[Channel], rows: Rows) -> dict[int, Packets]:
+        """Return what a party (from 0) that was away has missed of others; `rows` have been reported since."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return what must be saved."""
 
@@ -89,6 +92,7 @@ class Server:
         self.step_number = 0
         self._fused: _Step | None = None  # what was answered and not yet learnt from
         self.surrogate_loss = float("nan")  # of the last step
+        self.took_part = 0  # how many rows did in it
 
     def begin(self, ahead: int = 0) -> dict[str, Message]:
         """Ask every party that is here for its report on the current step, or on one so many steps ahead."""
@@ -113,9 +117,9 @@ class Server:
         combined, targets = (values, targets) if kept is None else (values[kept], targets[kept])
         combined.requires_grad_(self.answer.needs_cotangent)
         self._fused = _Step(step, combined, targets)
-        if len(targets):
-            self.surrogate_loss = float(self._backward(self._fused, 0))
-        fused = Fused(values.detach(), _spread(combined.grad, kept, values))
+        self.took_part = len(targets)
+        self.surrogate_loss = float(self._backward(self._fused, 0)) if self.took_part else float("nan")
+        fused = Fused(values.detach(), _spread(combined.grad, kept, values), kept)
         messages = self.answer.messages(step, rows, reports, fused, hold)
         self.step_number += 1
         return {name: message for name, message in zip(self.names, messages, strict=True) if message}
@@ -149,21 +153,30 @@ class Server:
         """Return what a party that was away needs to go on at the current step: its surrogate, as the server has it.
 
         Its last report was not taken, but the party has added it to its own memory, on the rows of the step at which it
-        went away.
+        went away. With shared labels it also needs what the others were told meanwhile.
         """
+        self.learn()  # it goes on with x0 as it is after the last step
         since, party = self.away.pop(name), self.names.index(name)
         rows = ALL if self.reports_all else self.batches.rows(since)
-        return Message(Kind.SYNC, self.step_number, {party + 1: send_exactly(self.channels[party].held(rows))}, hold)
+        missed = ALL if self.reports_all else self.batches.touched(range(since, self.step_number))
+        blocks = self.answer.resume(party, self.channels, missed)
+        blocks[party + 1] = send_exactly(self.channels[party].held(rows))
+        return Message(Kind.SYNC, self.step_number, blocks, hold)
 
     def _kept(self, reports: Reports, rows: Rows) -> Tensor | None:
-        """Note who has reported which rows; return those of the batch that nobody who is away has yet to report."""
+        """Note who has reported which rows; return those of the batch that nobody who is away has yet to report.
+
+        None: all of them. A single one is left out too, because a layer that normalises cannot work on it.
+        """
         kept = None
         for seen, report in zip(self.visits, reports, strict=False):
             if report is not None:
                 seen[ALL if self.reports_all else rows] = True
             else:
                 kept = take(seen, rows) if kept is None else kept & take(seen, rows)
-        return kept
+        if kept is None or bool(kept.all()):
+            return None
+        return kept if int(kept.sum()) > 1 else torch.zeros_like(kept)
 
     def _checked(self, replies: Mapping[str, Message]) -> Reports:
         if set(replies) != set(self.names) - set(self.away):

@@ -6,14 +6,16 @@ combined representation (scheme 3): the same iterates. The fusion model travels 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from efvfl.batches import ALL, Rows, take
-from efvfl.channel import Channel, Packets, send_exactly, unpack
+from efvfl.channel import Channel, Packets, read_bytes, send_bytes, send_exactly, unpack
 from efvfl.errors import ProtocolError
 from efvfl.fusion import Fused, Fusion, head_loss
 from efvfl.losses import Loss
@@ -37,8 +39,12 @@ class SharedGuide:
         key: int,
         reports_all: bool,
         local_steps: int,
+        stale: bool = False,
     ) -> None:
-        """Hold the labels, a copy of the fusion model, and a channel from each peer (None: aggregate)."""
+        """Hold the labels, a copy of the fusion model, and a channel from each peer (None: aggregate).
+
+        With `stale`, a step may go without some peers, and without some rows.
+        """
         self.own = own
         self.fusion = fusion
         self.hearer = hearer
@@ -49,48 +55,76 @@ class SharedGuide:
         self.key = key
         self.reports_all = reports_all
         self.local_steps = local_steps
+        self.stale = stale
         self.kind = Kind.AGGREGATE if peers is None else Kind.RELAY
         self._lesson: _Lesson | None = None
 
     def hear(self, message: Message, rows: Rows, count: int, surrogate: Tensor) -> None:
         """Advance the peers' surrogates and the copy of the fusion model; `surrogate` is the own one of these rows."""
-        expected = {self.parties + 1} if self.peers is None else set(range(1, self.parties + 1)) - {self.own + 1}
-        if set(message.packets) - {0} != expected:
-            raise ProtocolError(
-                f"blocks {sorted(message.packets)} came, {sorted(expected)} and perhaps 0 are expected."
-            )
-        targets = take(self.labels, rows)
+        self._expect(message)
+        targets, kept = take(self.labels, rows), self._kept(message, len(surrogate))
         if self.peers is None:
             if len(message.packets[self.parties + 1]) != 1:
                 raise ProtocolError("the combined representation comes in 1 packet.")
             packet = message.packets[self.parties + 1][0]
             combined = unpack(packet, tuple(surrogate.shape), surrogate.dtype, "the combined representation")
             self.hearer.hear(message.step, message.packets.get(0, ()))
-            self._lesson = _Lesson(targets, self.fusion.without(combined, surrogate, self.parties), combined, None)
+            rest = self.fusion.without(combined, surrogate, self.parties)
+            self._lesson = _Lesson(targets, rest, combined, None, kept)
             return
         reported, count = (ALL, len(self.labels)) if self.reports_all else (rows, count)
         decoded = {  # all of them before any is absorbed: a message that is refused leaves everything as it was
             j: channel.decode(reported, message.packets[j + 1], count)
             for j, channel in enumerate(self.peers)
-            if channel
+            if channel and j + 1 in message.packets
         }
         self.hearer.hear(message.step, message.packets.get(0, ()))
         parts = [
-            surrogate if channel is None else channel.hear(reported, message.packets[j + 1], decoded[j])
+            surrogate
+            if channel is None
+            else channel.hear(reported, message.packets[j + 1], decoded[j])
+            if j in decoded
+            else channel.held(reported)  # it is away
             for j, channel in enumerate(self.peers)
         ]
         if self.reports_all:
             parts = [part if part is surrogate else take(part, rows) for part in parts]
-        self._lesson = _Lesson(targets, self.fusion.others(parts, self.own), None, parts)
+        self._lesson = _Lesson(targets, self.fusion.others(parts, self.own), None, parts, kept)
+
+    def _expect(self, message: Message) -> None:
+        """Refuse blocks that do not belong there; peers may be missing where that was agreed on."""
+        came, left_out = set(message.packets), self.parties + 2
+        expected = {self.parties + 1} if self.peers is None else self._others
+        if self.stale and self.peers is not None:
+            expected = came & expected
+        if came - ({0, left_out} if self.stale else {0}) != expected:
+            raise ProtocolError(f"blocks {sorted(came)} came, {sorted(expected)} and perhaps 0 are expected.")
+
+    @property
+    def _others(self) -> set[int]:
+        return set(range(1, self.parties + 1)) - {self.own + 1}
+
+    def _kept(self, message: Message, count: int) -> Tensor | None:
+        """Return which rows of the batch take part; None: all."""
+        packets = message.packets.get(self.parties + 2)
+        if packets is None:
+            return None
+        packed = read_bytes(packets, -(-count // 8), "the list of rows that take part")
+        kept = np.unpackbits(np.frombuffer(packed, np.uint8)).astype(bool)
+        if kept[count:].any():
+            raise ProtocolError(f"the list of rows that take part goes beyond the {count:,} rows of the batch.")
+        return torch.from_numpy(kept[:count])
 
     def cotangent(self, h: Tensor, step: int, turn: int) -> Tensor:
         """Return the derivative by the own exact representation, all else held fixed (equation 3)."""
         lesson = self._lesson
         assert lesson is not None, "hear comes before cotangent"
         leaf = h.detach().requires_grad_()
-        combined = self.fusion.insert(lesson.rest, self.own, leaf, self.parties)
+        combined, targets = lesson.batch(self.fusion.insert(lesson.rest, self.own, leaf, self.parties))
+        if not len(targets):
+            return torch.zeros_like(h)
         key = derive(self.key, step, turn)
-        loss = head_loss(self.fusion, combined, lesson.targets, self.loss, key, keep_buffers=True)
+        loss = head_loss(self.fusion, combined, targets, self.loss, key, keep_buffers=True)
         (cotangent,) = torch.autograd.grad(loss, leaf)
         return cotangent
 
@@ -101,12 +135,29 @@ class SharedGuide:
         if self.hearer.follows:
             combined = lesson.combined if lesson.parts is None else self.fusion.combine(lesson.parts)
             assert combined is not None, "a lesson has parts or their combination"
+            combined, targets = lesson.batch(combined)
             block = self.hearer.block
-            for turn in range(self.local_steps):
+            for turn in range(self.local_steps if len(targets) else 0):
                 key = derive(self.key, step, turn)
-                block.descend(head_loss(self.fusion, combined, lesson.targets, self.loss, key))
+                block.descend(head_loss(self.fusion, combined, targets, self.loss, key))
             block.end_step(step)
         self._lesson = None
+
+    def resume(self, packets: Mapping[int, Packets], rows: Rows, steps: range) -> None:
+        """Take over the peers' surrogates and the copy of the fusion model as they are now."""
+        peers = {j: channel for j, channel in enumerate(self.peers or []) if channel}
+        if set(packets) - {0} != {j + 1 for j in peers} or any(len(packets[j + 1]) != 1 for j in peers):
+            raise ProtocolError(f"blocks {sorted(packets)} came, {[j + 1 for j in peers]} and perhaps 0 are expected.")
+        count = len(take(self.labels, rows))
+        surrogates = {
+            j: unpack(
+                packets[j + 1][0], (count, *channel.width), channel.dtype, f"{channel.what}, as the server has it"
+            )
+            for j, channel in peers.items()
+        }
+        self.hearer.resume(packets.get(0, ()), steps)
+        for j, channel in peers.items():
+            channel.restore(rows, surrogates[j])
 
     def digest(self, step: int) -> Packets:
         """Return the replica's digest when it is due."""
@@ -133,6 +184,11 @@ class _Lesson:
     rest: list[Tensor]  # the others' share of the combination
     combined: Tensor | None  # aggregate: as it came
     parts: list[Tensor] | None  # relay: all surrogates
+    kept: Tensor | None  # which rows take part; None: all
+
+    def batch(self, combined: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what is combined and the targets of the rows that take part."""
+        return (combined, self.targets) if self.kept is None else (combined[self.kept], self.targets[self.kept])
 
 
 class SharedAnswer:
@@ -152,21 +208,30 @@ class SharedAnswer:
 
     def prepare(self, step: int, replies: Reports) -> None:
         """Put x0 down as it is before the server's update."""
-        self._told = self.teller.tell(step, [reply.packets.get(0, ()) if reply else () for reply in replies])
+        self._told = self.teller.tell(step, [reply.packets.get(0, ()) if reply else None for reply in replies])
 
     def messages(self, step: int, rows: Rows, replies: Reports, fused: Fused, hold: bool) -> list[Message | None]:
         """Return what every party needs to compute its own cotangent."""
+        common: dict[int, Packets] = {}
+        reports = {k: reply.packets[k] for k, reply in enumerate(replies, start=1) if reply}
         if self.aggregate:
-            common = {len(replies) + 1: send_exactly(fused.values)}
-            blocks: list[dict[int, Packets]] = [common] * len(replies)
-        else:
-            reports = {k: reply.packets[k] for k, reply in enumerate(replies, start=1) if reply}
-            blocks = [{j: report for j, report in reports.items() if j != k} for k in reports]
+            common, reports = {len(replies) + 1: send_exactly(fused.values)}, {}
+        if fused.kept is not None:
+            common[len(replies) + 2] = send_bytes(np.packbits(fused.kept.numpy()).tobytes())
         kind = Kind.AGGREGATE if self.aggregate else Kind.RELAY
-        return [
-            Message(kind, step, {0: told, **block} if told else block, hold)
-            for told, block in zip(self._told, blocks, strict=True)
-        ]
+
+        def message(k: int) -> Message:
+            told = {0: self._told[k - 1]} if self._told[k - 1] else {}
+            return Message(kind, step, told | {j: r for j, r in reports.items() if j != k} | common, hold)
+
+        return [message(k) if reply else None for k, reply in enumerate(replies, start=1)]
+
+    def resume(self, party: int, channels: list[Channel], rows: Rows) -> dict[int, Packets]:
+        """Return the other parties' surrogates where packets are relayed, and of the fusion model what is needed."""
+        others = {} if self.aggregate else {j: c for j, c in enumerate(channels) if j != party}
+        blocks = {j + 1: send_exactly(channel.held(rows)) for j, channel in others.items()}
+        told = self.teller.resume(party)
+        return {0: told, **blocks} if told else blocks
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the teller keeps."""

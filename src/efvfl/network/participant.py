@@ -269,5 +269,6 @@ def question(table: Mapping[str, Any]) -> bytes:
 
 def frame_limit(plan: Plan) -> int:
     """Return a size that no frame of this federation exceeds: all blocks of a message uncompressed, and to spare."""
-    rows = plan.batches.samples if plan.agreement.reports == "all" else plan.batches.count(0)
+    whole = plan.agreement.reports == "all" or (plan.stale and plan.agreement.labels == "shared")
+    rows = plan.batches.samples if whole else plan.batches.count(0)
     return 2 * 8 * max(rows, CHUNK) * sum(plan.widths) + (64 << 20)

@@ -236,7 +236,8 @@ class Serving:
         started = time.perf_counter()
         messages = self.server.respond(replies, hold=pace.hold(step))
         self.seconds += time.perf_counter() - started
-        self._losses.append(self.server.surrogate_loss)
+        if self.server.took_part:
+            self._losses.append(self.server.surrogate_loss)
         if self.server.step_number % pace.per_epoch == 0 and not pace.observed(step):
             self._losses = []
         return messages
@@ -261,7 +262,7 @@ class Serving:
         record = Record(
             epoch=self.server.step_number // self.plan.batches.per_epoch,
             step=self.server.step_number,
-            surrogate_loss=sum(self._losses) / len(self._losses),
+            surrogate_loss=sum(self._losses) / len(self._losses) if self._losses else float("nan"),
             validation=scores.get("validation", {}),
             test=scores.get("test", {}),
             bytes_up=self.ledger.total("up"),
