@@ -18,8 +18,8 @@ from efvfl.network.align import AlignServer
 from efvfl.network.align_member import AlignMember
 from efvfl.network.aligned import Aligned
 from efvfl.network.frame import Frame
-from efvfl.network.hub import Patience
 from efvfl.network.join import Joining, Waiting
+from efvfl.network.links import Patience
 from efvfl.network.wire import Wire, memory_pair
 
 PATIENCE = Patience(hello=5.0, tick=0.01, linger=0.5)

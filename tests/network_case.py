@@ -30,8 +30,8 @@ from efvfl.network import certs, participant, terms
 from efvfl.network.faulty import Faults, FaultyWire
 from efvfl.network.grpc import dial, listen
 from efvfl.network.holding import Holding
-from efvfl.network.hub import Patience
 from efvfl.network.join import Joining, Waiting
+from efvfl.network.links import Patience
 from efvfl.network.member import Member
 from efvfl.network.saving import Saving
 from efvfl.network.serve import Serving

@@ -29,9 +29,9 @@ from efvfl.network import participant, terms
 from efvfl.network.frame import MAX_WORDS, PIECE, Frame, FrameKind, words
 from efvfl.network.grpc import METHOD, dial, listen
 from efvfl.network.holding import Holding
-from efvfl.network.hub import Patience
 from efvfl.network.join import Joining, Waiting
 from efvfl.network.journal import Journal
+from efvfl.network.links import Patience
 from efvfl.network.member import Member
 from efvfl.network.participant import CHUNK, Answerer, build_party, make_plan
 from efvfl.network.saving import Saving

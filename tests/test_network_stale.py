@@ -21,8 +21,8 @@ from efvfl.errors import ConfigError, LinkError, ProtocolError
 from efvfl.memory import ErrorFeedback
 from efvfl.network import participant, terms
 from efvfl.network.frame import Frame
-from efvfl.network.hub import Patience
 from efvfl.network.join import Joining
+from efvfl.network.links import Patience
 from efvfl.network.member import Member
 from efvfl.network.saving import Saving
 from efvfl.network.serve import Serving

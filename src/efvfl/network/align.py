@@ -25,8 +25,9 @@ from efvfl.network.align_terms import order_digest
 from efvfl.network.align_words import DIGESTS, MOST_SHARDS, SALT, Reason, Word, parts_of
 from efvfl.network.aligned import SPLITS, Aligned, shapes
 from efvfl.network.frame import Frame
-from efvfl.network.hub import Hub, Patience
+from efvfl.network.hub import Hub
 from efvfl.network.journal import Journal
+from efvfl.network.links import Patience
 from efvfl.packet import Message
 from efvfl.tabular.splits import split_of, stratified
 

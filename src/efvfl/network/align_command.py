@@ -24,8 +24,8 @@ from efvfl.network.align_member import AlignMember
 from efvfl.network.align_words import FRAME, Reason
 from efvfl.network.aligned import FILE, Aligned
 from efvfl.network.grpc import dial, listen, port_of
-from efvfl.network.hub import Patience
 from efvfl.network.join import Joining, Waiting
+from efvfl.network.links import Patience
 from efvfl.network.lock import Lock
 from efvfl.network.session import folder_of, identity_of, stops, tick
 from efvfl.network.status import Mode, Status

@@ -28,8 +28,8 @@ from efvfl.folder import load_outputs
 from efvfl.network import certs, participant, service, terms, trail
 from efvfl.network.grpc import dial, listen, port_of
 from efvfl.network.holding import Holding
-from efvfl.network.hub import Patience
 from efvfl.network.join import Joining, Waiting
+from efvfl.network.links import Patience
 from efvfl.network.lock import Lock
 from efvfl.network.member import Member
 from efvfl.network.prediction import said

@@ -1,4 +1,4 @@
-"""The server's end of all links: every party gets every request once, whatever is repeated, lost or cut.
+"""What the server says on its links: every party gets every request once, whatever is repeated, lost or cut.
 
 Requests are numbered, and a party answers request n with reply n. A party that comes, or comes back, says how many it
 has handled; the hub sends it the next one, from its log if need be, and so on until it has caught up. A party that is
@@ -6,62 +6,22 @@ ahead, because the server restarted from a checkpoint, answers again from its ow
 
 With a pipeline, request n + 1 is sent before reply n is here. Replies are taken in order all the same: one that comes
 before its turn is put aside unread.
-
-One thread owns all of this: wires only put what they hear in a queue, and it is looked at while the server waits.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from efvfl.errors import AbsentError, CheckpointError, EfvflError, Interrupted, LinkError, ProtocolError
+from efvfl.errors import AbsentError, EfvflError, ProtocolError
 from efvfl.ledger import Ledger
-from efvfl.network.frame import Frame, FrameKind, pack, printable, unpack, words
+from efvfl.network.frame import Frame, FrameKind, pack, unpack, words
 from efvfl.network.journal import Journal
-from efvfl.network.wire import Wire
+from efvfl.network.links import Link, Links, Patience
 from efvfl.packet import Kind, Message
-
-log = logging.getLogger("efvfl")
-
-ROOM = 8  # frames of one party that may wait to be looked at: a flood blocks nobody but its sender
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long to wait for what, in seconds."""
-
-    hello: float = 10.0  # from a connection to its HELLO
-    repeat: float = 30.0  # for a reply, until the request is sent again
-    tick: float = 0.2  # between two looks at the clock
-    absent: float = 3600.0  # for a missing party, where on_missing is 'stop'
-    stale: float = 5.0  # for a missing party, where on_missing is 'stale'
-    linger: float = 60.0  # at the end, for the parties to save
-
-
-@dataclass(eq=False)
-class Link:
-    """One connection."""
-
-    wire: Wire
-    certified: str | None  # the name in its certificate; None: plaintext, which loopback alone may use
-    opened: float = field(default_factory=time.monotonic)
-    name: str = ""  # once it is welcome
-    position: int = 0  # requests it has handled
-    waiting: list[Frame] = field(default_factory=list)  # what it was sent and has not answered
-    sent: float = 0.0
-    room: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(ROOM))
-
-    def asked(self, kind: FrameKind, number: int) -> Frame | None:
-        """Return what it was sent of this kind and number, if it has not answered."""
-        return next((frame for frame in self.waiting if (frame.kind, frame.number) == (kind, number)), None)
 
 
 @dataclass(frozen=True)
@@ -72,7 +32,7 @@ class Out:
     data: dict[str, bytes]
 
 
-class Hub:
+class Hub(Links):
     """A transport over wires."""
 
     def __init__(
@@ -90,27 +50,15 @@ class Hub:
 
         `greet` refuses a HELLO that does not fit, `check` a reply; both by raising. `wrote` hears of every frame.
         """
-        self.names = names
+        super().__init__(names, patience, wrote)
         self.journal = journal
         self.ledger = ledger
         self.greet = greet
         self.check = check
-        self.patience = patience or Patience()
         self.on_missing = on_missing
-        self.wrote = wrote or (lambda name, direction, frame: None)
         self.number = 0  # of the oldest request that is out, or of the next one
         self.durable = 0  # the server's checkpoint covers all requests below this one
-        self.stopping = threading.Event()
-        self.links: dict[str, Link] = {}
-        self.missing: dict[str, float] = dict.fromkeys(names, time.monotonic())  # since when
-        self.known: set[str] = set()  # parties that have been here
         self.left: dict[str, int] = {}  # parties that steps go without, and the last request that was meant for them
-        self.waited = 0.0  # seconds spent waiting for parties
-        self.on_tick: Callable[[], None] = lambda: None
-        self._strangers: set[Link] = set()
-        # Not a SimpleQueue: its timeout can be lost when a signal handler runs meanwhile (seen with Python 3.11).
-        self._events: queue.Queue[tuple[Link, Frame | EfvflError | None] | None] = queue.Queue()
-        self._looked = 0.0
         self._out: dict[int, Out] = {}  # by number
         self._replies: dict[str, tuple[Message, bytes]] = {}  # to the oldest of them
         self._early: dict[str, Frame] = {}  # replies that came before their turn, unread
@@ -121,23 +69,6 @@ class Hub:
         self._finished = False
         self.saved: set[str] = set()  # parties that know that all is done
         self._marks: dict[str, int] = {}  # how far every party's own checkpoint is
-
-    # Wires come and go on threads of their own.
-
-    def accept(self, wire: Wire, certified: str | None) -> None:
-        """Take a new connection."""
-        link = Link(wire, certified)
-        self._events.put((link, None))
-        threading.Thread(target=self._read, args=(link,), daemon=True, name="efvfl-link").start()
-
-    def _read(self, link: Link) -> None:
-        try:
-            while True:
-                frame = Frame.from_bytes(link.wire.receive(None))
-                link.room.acquire()
-                self._events.put((link, frame))
-        except EfvflError as error:
-            self._events.put((link, error))
 
     # What the server does.
 
@@ -233,16 +164,6 @@ class Hub:
         self._question = {}
         return dict(self._answers)
 
-    def idle(self, done: Callable[[], bool]) -> None:
-        """Hear parties that come and go while there is nothing to ask them, until `done`."""
-        before = self.waited
-        self._wait(done)
-        self.waited = before  # no party kept us waiting
-
-    def wake(self) -> None:
-        """Have whoever waits look at once whether it is done; for other threads."""
-        self._events.put(None)
-
     def finish(self) -> set[str]:
         """Tell the parties that all is done and wait until they have saved; return those that did not."""
         self._finished = True
@@ -252,13 +173,6 @@ class Hub:
             pass
         self._wait(lambda: (self.saved >= set(self.names) and not self.links) or time.monotonic() > deadline)
         return set(self.names) - self.saved
-
-    def close(self) -> None:
-        """Cut all wires."""
-        for link in (*self.links.values(), *self._strangers):
-            link.wire.close()
-        self.links.clear()
-        self._strangers.clear()
 
     # One thing at a time on every link, but for requests of a pipeline.
 
@@ -294,114 +208,35 @@ class Hub:
     def _request(self, number: int, data: bytes) -> Frame:
         return Frame(FrameKind.REQUEST, number, self.durable, data)
 
-    def _send(self, link: Link, frame: Frame) -> None:
-        link.waiting.append(frame)
-        link.sent = time.monotonic()
-        self._put(link, frame)
-
-    def _put(self, link: Link, frame: Frame) -> None:
-        try:
-            link.wire.send(frame.to_bytes())
-        except LinkError as error:
-            self._drop(link, str(error))
-            return
-        self.wrote(link.name or link.certified or "?", "out", frame)
-
-    def _wait(self, done: Callable[[], bool]) -> None:
-        """Listen until `done`."""
-        began = time.monotonic()
-        while not done():
-            if self.stopping.is_set():
-                raise Interrupted
-            if time.monotonic() - self._looked >= self.patience.tick:
-                self._look_at_clock()
-            self._listen(self.patience.tick)
-        self.waited += time.monotonic() - began
-
-    def _listen(self, seconds: float = 0.0) -> bool:
-        """Deal with one thing that a wire heard; False if there was none in time."""
-        try:
-            event = self._events.get(timeout=seconds) if seconds else self._events.get_nowait()
-        except queue.Empty:
-            return False
-        if event is None:
-            return True
-        link, item = event
-        if item is None:
-            self._strangers.add(link)
-        elif isinstance(item, Frame):
-            link.room.release()
-            self._hear(link, item)
-        else:
-            self._drop(link, str(item))
-        return True
-
     def _look_at_clock(self) -> None:
-        now = self._looked = time.monotonic()
-        for link in [link for link in self._strangers if now - link.opened > self.patience.hello]:
-            self._refuse(link, "silent", f"no HELLO came within {self.patience.hello:g} seconds.")
-        for link in [link for link in self.links.values() if now - link.sent > self.patience.repeat]:
-            link.sent = now
-            for frame in link.waiting:
-                self._put(link, frame)
+        super()._look_at_clock()
         if self.on_missing == "stop" and not self._finished:
             for name, since in self.missing.items():
-                if now - since > self.patience.absent:
+                if (gone := time.monotonic() - since) > self.patience.absent:
                     raise AbsentError(
-                        f"{name} has been missing for {now - since:,.0f} seconds, and on_missing is 'stop'. Everything "
-                        "is saved: start again when it is back, or set on_missing = 'wait'."
+                        f"{name} has been missing for {gone:,.0f} seconds, and on_missing is 'stop'. Everything is "
+                        "saved: start again when it is back, or set on_missing = 'wait'."
                     )
-        self.on_tick()
 
-    def _hear(self, link: Link, frame: Frame) -> None:
-        if link not in self._strangers and self.links.get(link.name) is not link:
-            return  # its wire is cut already
-        self.wrote(link.name or link.certified or "?", "in", frame)
-        try:
-            if not link.name:
-                self._welcome(link, frame)
-            elif frame.kind == FrameKind.REPLY:
-                self._reply(link, frame)
-            elif frame.kind == FrameKind.ANSWER:
-                self._answer(link, frame)
-            elif frame.kind == FrameKind.BYE:
-                self._bye(link, frame)
-            elif frame.kind == FrameKind.REFUSE:
-                self._drop(link, f"it refuses: {frame.words().get('text', '')!s:.2000}", loud=True)
-            elif frame.kind != FrameKind.HELLO:  # a HELLO that was repeated on its way is no harm
-                raise ProtocolError(f"a party does not send {frame.kind.name}.")
-        except CheckpointError:
-            raise  # our own disk, not their fault
-        except EfvflError as error:
-            self._refuse(link, "wrong", str(error))
-
-    def _welcome(self, link: Link, frame: Frame) -> None:
-        if frame.kind != FrameKind.HELLO:
-            raise ProtocolError(f"{frame.kind.name} came, a connection starts with HELLO.")
-        table = frame.words()
-        name = table.get("name")
-        if not isinstance(name, str) or name not in self.names:
-            raise ProtocolError(f"{name!r:.80} is not a party of this federation; they are {', '.join(self.names)}.")
-        if link.certified not in (None, name):
-            raise ProtocolError(f"the certificate is that of {link.certified!r}, but {name!r} says HELLO with it.")
-        if name in self.links:
-            self._refuse(link, "busy", f"{name} is connected already: a second one must wait until the first is gone.")
-            return
+    def _admit(self, name: str, table: dict[str, Any], frame: Frame) -> Frame:
         if frame.number < self.number and frame.number not in self.journal:
             raise ProtocolError(
                 f"{name} has handled {frame.number} requests, but the log here begins at {self.journal.start}: its "
                 "folder is older than it was when it last spoke. Was it restored from a backup? Start all anew."
             )
         self.greet(name, table, frame.number)
-        self._strangers.discard(link)
-        link.name, link.position = name, frame.number
-        self.links[name] = link
-        self.known.add(name)
-        self.missing.pop(name, None)
         self._mark(name, frame)
-        log.info("%s is here, after request %d", name, frame.number)
-        self._put(link, words(FrameKind.WELCOME, {"number": self.number}, durable=self.durable))
-        self._next(link)
+        return words(FrameKind.WELCOME, {"number": self.number}, durable=self.durable)
+
+    def _handle(self, link: Link, frame: Frame) -> None:
+        if frame.kind == FrameKind.REPLY:
+            self._reply(link, frame)
+        elif frame.kind == FrameKind.ANSWER:
+            self._answer(link, frame)
+        elif frame.kind == FrameKind.BYE:
+            self._bye(link, frame)
+        else:
+            raise ProtocolError(f"a party does not send {frame.kind.name}.")
 
     def _mark(self, name: str, frame: Frame) -> None:
         """Note how far a party's own checkpoint is."""
@@ -455,20 +290,3 @@ class Hub:
         if self._finished and (frame.number >= self.number or link.name in self.left):
             self.saved.add(link.name)
         self._drop(link, "it said BYE")
-
-    def _refuse(self, link: Link, code: str, text: str) -> None:
-        """Say why, and cut the wire. Nothing else changes: the others go on."""
-        log.warning("refused %s: %s", link.name or link.certified or "a connection", printable(text))
-        with contextlib.suppress(LinkError):
-            frame = words(FrameKind.REFUSE, {"code": code, "text": text})
-            link.wire.send(frame.to_bytes())
-            self.wrote(link.name or link.certified or "?", "out", frame)
-        self._drop(link, text)
-
-    def _drop(self, link: Link, reason: str, loud: bool = False) -> None:
-        link.wire.close()
-        self._strangers.discard(link)
-        if link.name and self.links.get(link.name) is link:
-            del self.links[link.name]
-            self.missing[link.name] = time.monotonic()
-            log.log(logging.WARNING if loud else logging.INFO, "%s is gone: %s", link.name, printable(reason))

@@ -20,8 +20,9 @@ from efvfl.ledger import Ledger
 from efvfl.network import terms
 from efvfl.network.frame import Frame, unpack
 from efvfl.network.holding import Holding
-from efvfl.network.hub import Hub, Patience
+from efvfl.network.hub import Hub
 from efvfl.network.journal import Journal
+from efvfl.network.links import Patience
 from efvfl.network.participant import (
     CHUNK,
     Answerer,
