@@ -22,7 +22,7 @@ import torch
 from benchmarks import step
 from benchmarks.lines import machine_facts
 from benchmarks.timing import Sides, milliseconds
-from efvfl import Agreement, Message, Method, Optimizer, TopK, channel, crew, efvfl, federate, party, shared, svfl
+from efvfl import Agreement, Message, Method, Optimizer, TopK, channel, efvfl, federate, forward, party, shared, svfl
 from efvfl import server as servers
 from efvfl.batches import Batches
 from efvfl.block import Block
@@ -77,7 +77,7 @@ class Counters:
 # What is counted under which name: the place where the caller looks the function up.
 COUNTED: tuple[tuple[str, Any, str], ...] = (
     ("taking rows", Batches, "rows"),
-    ("taking rows", crew, "columns_of"),
+    ("taking rows", forward, "columns_of"),
     ("taking rows", servers, "take"),
     ("taking rows", shared, "take"),
     ("taking rows", step, "chosen_rows"),

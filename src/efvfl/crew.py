@@ -24,10 +24,11 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from efvfl import checkpoint, observe
-from efvfl.batches import Batches, Rows, Source, columns_of
-from efvfl.block import Block, aside, flatten, unflatten
+from efvfl.batches import Batches, Rows
+from efvfl.block import Block, flatten, unflatten
 from efvfl.errors import ConfigError, EfvflError, WorkerError
-from efvfl.rng import derive, seeded
+from efvfl.forward import forward
+from efvfl.rng import derive
 
 SECONDS = 600.0  # how long a worker waits for another one, at the start and later
 QUIET = 30.0  # seconds after which rank 0 says that it is still there
@@ -51,31 +52,6 @@ def refuse(command: str) -> None:
             f"torchrun started {size()} workers of `efvfl {command}`, but they can only share the work of `join`, and "
             "of `serve` where the label holder has columns: start this command without torchrun."
         )
-
-
-def forward(
-    module: nn.Module,
-    features: Tensor | Source,
-    rows: Rows,
-    step: int,
-    key: int,
-    name: str,
-    values: dict[str, Tensor] | None = None,
-) -> Tensor:
-    """Return a local model's representation of some rows, with its graph; the key decides what is dropped out.
-
-    `values` stand in for parameters and buffers of these names.
-    """
-    x = columns_of(features, rows, step)
-    version = x._version
-    with seeded(key):
-        h = aside(module, x, values=values or {})
-    if x._version != version and isinstance(rows, slice):
-        raise ConfigError(
-            f"the local model of {name!r} works in place on its input, which would spoil the columns: "
-            "give its first layer inplace=False."
-        )
-    return h
 
 
 class _Order(IntEnum):

@@ -18,8 +18,9 @@ from torch import Tensor
 from efvfl.batches import ALL, Batches, Rows, Source, take
 from efvfl.block import Block, copied
 from efvfl.channel import Channel, Packets, unpack
-from efvfl.crew import Crew, forward
+from efvfl.crew import Crew
 from efvfl.errors import ProtocolError
+from efvfl.forward import forward
 from efvfl.packet import Kind, Message
 from efvfl.rng import derive
 
