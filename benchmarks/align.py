@@ -16,7 +16,7 @@ from pathlib import Path
 
 from efvfl import config as configs
 from efvfl.config import RunConfig
-from efvfl.network import certs, psi
+from efvfl.network import authority, certs, psi
 from efvfl.network.align import AlignServer
 from efvfl.network.align_member import AlignMember
 from efvfl.network.align_words import FRAME
@@ -54,7 +54,7 @@ def measure(count: int) -> tuple[float, float, int, int, int]:
     moved = {"in": 0, "out": 0}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        certs.make(folder / "certs", [certs.SERVER, NAME])
+        authority.make(folder / "certs", [certs.SERVER, NAME])
         server = AlignServer(
             run_config(),
             ids(count, 0),

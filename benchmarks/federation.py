@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from efvfl.config import RunConfig
-from efvfl.network import certs, participant, terms
+from efvfl.network import authority, certs, participant, terms
 from efvfl.network.grpc import dial, listen
 from efvfl.network.holding import Holding
 from efvfl.network.join import Joining
@@ -47,7 +47,7 @@ def network(
     """
     serving = Serving(config, hold(""), folder / "server")
     names = serving.hub.names
-    certs.make(folder / "certs", [certs.SERVER, *names])
+    authority.make(folder / "certs", [certs.SERVER, *names])
     identity, limit = certs.load(folder / "certs", certs.SERVER), participant.frame_limit(serving.plan)
     listening, port = listen("127.0.0.1:0", identity, limit, len(names), serving.hub.accept)
     context = multiprocessing.get_context("spawn")

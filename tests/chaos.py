@@ -83,7 +83,7 @@ class Run:
 
     def __init__(self, folder: Path, case: str, epochs: int, save: int) -> None:
         """Write the federation file and the certificates."""
-        from efvfl.network import certs
+        from efvfl.network import authority
 
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["efvfl.experiment", "efvfl.local", "rich.console"])
@@ -94,7 +94,7 @@ class Run:
         (folder / "f.toml").write_text(FILE.format(epochs=epochs, case=text, port=free_port(), save=save))
         holder = "top-left" if case == "aggregate" else ""
         self.names = ["server", *(name for name in PARTIES if name != holder)]
-        certs.make(folder / "certs", self.names)
+        authority.make(folder / "certs", self.names)
         self.processes: dict[str, BaseProcess] = {}
 
     def start(self, name: str) -> None:

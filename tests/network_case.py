@@ -26,7 +26,7 @@ from efvfl.config import RunConfig
 from efvfl.errors import Interrupted, LinkError
 from efvfl.experiment import load_data, make_federation
 from efvfl.ledger import Ledger
-from efvfl.network import certs, participant, terms
+from efvfl.network import authority, certs, participant, terms
 from efvfl.network.faulty import Faults, FaultyWire
 from efvfl.network.grpc import dial, listen
 from efvfl.network.holding import Holding
@@ -276,7 +276,7 @@ class Network:
         self.names = list(self.serving.hub.names)
         self.spare = {name: [ready(config, name) for _ in range(lives)] for name in self.names}
         if transport == "mtls":
-            certs.make(folder / "certs", [certs.SERVER, *self.names])
+            authority.make(folder / "certs", [certs.SERVER, *self.names])
         if transport not in ("memory", "faulty"):
             self._listen()
 

@@ -21,7 +21,7 @@ from test_network_cli import Process
 from efvfl import config as configs
 from efvfl.cli import main
 from efvfl.errors import EfvflError
-from efvfl.network import align_command, certs, trail
+from efvfl.network import align_command, authority, certs, trail
 from efvfl.network.align import AlignServer
 from efvfl.network.align_command import Shown, read_own
 from efvfl.network.align_member import AlignMember
@@ -95,7 +95,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     write_tables(folder)
     (folder / "fed.toml").write_text(FILE)
     (folder / "other.toml").write_text(FILE.replace('"strip", "zeros"', '"strip"'))
-    certs.make(folder / "certs", [certs.SERVER, *NAMES])
+    authority.make(folder / "certs", [certs.SERVER, *NAMES])
     started: list[Process] = []
 
     def start(*arguments: str) -> Process:

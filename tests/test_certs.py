@@ -20,8 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
 
 from efvfl.errors import ConfigError
-from efvfl.network import certs
-from efvfl.network.certs import Identity, days_left, expiry_warning, load, make, peer_name
+from efvfl.network import authority
+from efvfl.network.authority import make
+from efvfl.network.certs import Identity, days_left, expiry_warning, load, peer_name
 
 NOW = datetime.now(UTC)
 DAY = timedelta(days=1)
@@ -460,8 +461,8 @@ def test_a_forged_ca_of_the_same_name(folder: Path, monkeypatch: pytest.MonkeyPa
     (folder / "ca.key").unlink()
     (folder / "ca.crt").unlink()
     with monkeypatch.context() as patch:
-        own = certs._subject
-        patch.setattr(certs, "_subject", lambda name: subject if "CA" in name else own(name))
+        own = authority._subject
+        patch.setattr(authority, "_subject", lambda name: subject if "CA" in name else own(name))
         make(folder, ["harbour"])
     load(folder, "harbour")
     assert "was not signed by" in refusal(folder, "bank")
@@ -476,11 +477,13 @@ def test_a_certificate_for_another_name(folder: Path, tmp_path: Path, monkeypatc
         make(tmp_path / "odd", ["bank"])
     assert "is for bank (alternative names: other), not for bank. Both must say bank" in refusal(tmp_path / "odd")
     with monkeypatch.context() as patch:
-        patch.setattr(certs, "_subject", lambda name, real=certs._subject: real("other" if name == "bank" else name))
+        patch.setattr(
+            authority, "_subject", lambda name, real=authority._subject: real("other" if name == "bank" else name)
+        )
         make(tmp_path / "odder", ["bank"])
     assert "is for other (alternative names: bank), not for bank." in refusal(tmp_path / "odder")
     with monkeypatch.context() as patch:
-        patch.setattr(certs, "_sign", lambda *arguments, real=certs._sign: real(*arguments[:7]))
+        patch.setattr(authority, "_sign", lambda *arguments, real=authority._sign: real(*arguments[:7]))
         make(tmp_path / "oddest", ["bank"])
     assert "is for bank (alternative names: none), not for bank." in refusal(tmp_path / "oddest")
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from efvfl.channel import send_exactly
 from efvfl.config import RunConfig
 from efvfl.experiment import private_seed
-from efvfl.network import certs, trail
+from efvfl.network import authority, certs, trail
 from efvfl.network.frame import Frame, FrameKind, pieces
 from efvfl.network.grpc import dial, listen
 from efvfl.network.participant import frame_limit
@@ -48,7 +48,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tls") / "certs"
-    certs.make(folder, [certs.SERVER, *PARTIES])
+    authority.make(folder, [certs.SERVER, *PARTIES])
     return folder
 
 

@@ -19,6 +19,7 @@ import pytest
 from cryptography import x509
 from test_network_refusals import (  # noqa: F401
     OTHER,
+    PATIENCE,
     SECONDS,
     VICTIM,
     WAITING,
@@ -31,7 +32,7 @@ from test_network_refusals import (  # noqa: F401
 
 from efvfl.config import RunConfig
 from efvfl.errors import AbsentError, ConfigError, LinkError, RefusedError
-from efvfl.network import certs
+from efvfl.network import authority, certs
 from efvfl.network.certs import Identity
 from efvfl.network.frame import Frame, FrameKind
 from efvfl.network.grpc import dial, listen
@@ -48,14 +49,14 @@ LIMIT = 1 << 20
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Certificates of everyone, and of some who should not come in."""
     folder = tmp_path_factory.mktemp("tls")
-    certs.make(folder / "certs", [VICTIM], days=30, now=LAST_YEAR)
+    authority.make(folder / "certs", [VICTIM], days=30, now=LAST_YEAR)
     for ending in ("crt", "key"):
         (folder / "certs" / f"{VICTIM}.{ending}").rename(folder / f"expired.{ending}")
     with pytest.MonkeyPatch.context() as patch:  # a certificate whose two names differ is nobody's
         patch.setattr(x509, "DNSName", lambda name, real=x509.DNSName: real("somebody"))
-        certs.make(folder / "certs", ["nobody"])
-    certs.make(folder / "certs", ["server", *PARTIES, "visitor"], hosts=["127.0.0.1"])
-    certs.make(folder / "foreign", ["server", *PARTIES])
+        authority.make(folder / "certs", ["nobody"])
+    authority.make(folder / "certs", ["server", *PARTIES, "visitor"], hosts=["127.0.0.1"])
+    authority.make(folder / "foreign", ["server", *PARTIES])
     return folder
 
 
@@ -186,6 +187,7 @@ def a_party_as_another(meeting: Guarded, ready: Path) -> None:
 
 
 def silent_stream(meeting: Guarded, ready: Path) -> None:
+    meeting.hub.patience = replace(PATIENCE, hello=0.5)
     rogue = Rogue(meeting, meeting.dial_as(identity(ready, VICTIM)))
     assert rogue.refused() == "no HELLO came within 0.5 seconds."
     rogue.wire.close()
@@ -351,6 +353,7 @@ def test_silent_connections_stay_outside(guarded: Guarded, ready: Path) -> None:
 
 def test_more_silent_streams_than_there_is_room_for_keep_nobody_out(guarded: Guarded, ready: Path) -> None:
     """A stream costs the server a thread, so there is room for a few; who says no HELLO leaves it again."""
+    guarded.hub.patience = replace(PATIENCE, hello=0.5)
     wires = [guarded.dial_as(identity(ready, name)) for name in ("visitor", VICTIM, OTHER) for _ in range(8)]
     guarded.join(VICTIM)
     guarded.finish()

@@ -34,7 +34,7 @@ from efvfl import config as configs
 from efvfl.cli import main
 from efvfl.config import RunConfig
 from efvfl.errors import ConfigError
-from efvfl.network import certs, desk, service, trail, web
+from efvfl.network import authority, certs, desk, service, trail, web
 from efvfl.network.desk import Desk, Settings
 from efvfl.network.frame import Frame, FrameKind
 from efvfl.network.grpc import dial
@@ -69,7 +69,7 @@ class Trained:
         self.whole: Federation = network_case.federation(self.config)
         list(self.whole.train(1, gradient=False))
         network_case.networked(self.config, folder)
-        certs.make(folder / "certs", [certs.SERVER, *NAMES, "scoring"], hosts=["127.0.0.1"])
+        authority.make(folder / "certs", [certs.SERVER, *NAMES, "scoring"], hosts=["127.0.0.1"])
         self.ids = [
             f"{s}:{n}" for s in ("train", "validation", "test") for n in range(len(self.whole.splits[s].labels))
         ]
@@ -400,7 +400,7 @@ def test_clients_with_certificates(
     error(running.client(certificate=AWAY).post("/predict", json=body), 401)  # a party is no client
     assert running.health()["parties"][AWAY]
     strange = tmp_path_factory.mktemp("strange")
-    certs.make(strange, ["scoring"])
+    authority.make(strange, ["scoring"])
     for ending in ("crt", "key"):
         shutil.copy(strange / f"scoring.{ending}", running.certs / f"other.{ending}")
     with pytest.raises(httpx.TransportError):

@@ -25,7 +25,7 @@ from efvfl.checkpoint import write_atomically
 from efvfl.config import RunConfig
 from efvfl.errors import ConfigError, nearest
 from efvfl.folder import load_outputs
-from efvfl.network import certs, participant, service, terms, trail
+from efvfl.network import authority, certs, participant, service, terms, trail
 from efvfl.network.grpc import dial, listen, port_of
 from efvfl.network.holding import Holding
 from efvfl.network.join import Joining, Waiting
@@ -80,7 +80,7 @@ def _handler(mode: str) -> logging.Handler:
 def make_certs(options: argparse.Namespace, config: RunConfig, console: Console) -> None:
     """Make what is missing, for all names in a federation file."""
     names = participant.names_of(config, options.file.parent)
-    made = certs.make(options.out, [certs.SERVER, *names, *options.client], options.days, options.host)
+    made = authority.make(options.out, [certs.SERVER, *names, *options.client], options.days, options.host)
     for path in made:
         console.print(f"made {path}", soft_wrap=True, highlight=False)
     text = f"Give each party its NAME.key and NAME.crt, and {options.out / 'ca.crt'}, by a way you trust; keep ca.key."
