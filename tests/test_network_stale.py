@@ -218,11 +218,8 @@ def assert_equal_everywhere(server: Server, members: dict[str, Member]) -> None:
             assert torch.equal(memory_of(guide.hearer.channel), memory_of(teller.channel)), name
 
 
-@pytest.mark.parametrize(("downlink", "combine"), [("relay", "mean"), ("relay", "concat"), ("aggregate", "mean")])
-def test_with_shared_labels_parties_learn_from_the_known_rows_of_a_batch(downlink: str, combine: str) -> None:
-    """Against a gradient that knows nothing of messages: the loss of the known rows, the others' surrogates fixed."""
-    agreement = {"labels": "shared", "downlink": downlink}
-    config = stale_config(batch_order="independent", agreement=agreement, fusion={"combine": combine})
+def one_away(config: network_case.RunConfig) -> tuple[Server, dict[str, Party], dict[str, Message]]:
+    """Take one step with all, and one party away from then on; return the others' reports on the next step."""
     holding = participant.hold(config, Path(), "")
     plan = participant.make_plan(config, holding)
     server = participant.build_server(config, plan, holding)
@@ -233,6 +230,15 @@ def test_with_shared_labels_parties_learn_from_the_known_rows_of_a_batch(downlin
     messages = server.step({name: parties[name].handle(message) for name, message in server.begin().items()})
     replies = {name: parties[name].handle(messages[name]) for name in parties if name != AWAY}
     server.leave(AWAY)
+    return server, parties, replies
+
+
+@pytest.mark.parametrize(("downlink", "combine"), [("relay", "mean"), ("relay", "concat"), ("aggregate", "mean")])
+def test_with_shared_labels_parties_learn_from_the_known_rows_of_a_batch(downlink: str, combine: str) -> None:
+    """Against a gradient that knows nothing of messages: the loss of the known rows, the others' surrogates fixed."""
+    agreement = {"labels": "shared", "downlink": downlink}
+    config = stale_config(batch_order="independent", agreement=agreement, fusion={"combine": combine})
+    server, parties, replies = one_away(config)
     head = copy.deepcopy(server.fusion)  # x0 before the server's own update
     messages = server.step(replies)
     rows, seen = server.batches.rows(1), server.batches.rows(0)
@@ -261,16 +267,7 @@ def test_with_shared_labels_parties_learn_from_the_known_rows_of_a_batch(downlin
 @pytest.mark.parametrize("fusion", ["send", "replicate"])
 def test_a_batch_that_the_absent_party_never_reported_teaches_nothing(fusion: str) -> None:
     config = stale_config(agreement={"labels": "shared", "fusion": fusion})
-    holding = participant.hold(config, Path(), "")
-    plan = participant.make_plan(config, holding)
-    server = participant.build_server(config, plan, holding)
-    parties = {
-        name: participant.build_party(config, plan, participant.hold(config, Path(), name), name)
-        for name in holding.names
-    }
-    messages = server.step({name: parties[name].handle(message) for name, message in server.begin().items()})
-    replies = {name: parties[name].handle(messages[name]) for name in parties if name != AWAY}
-    server.leave(AWAY)
+    server, parties, replies = one_away(config)
     blocks = [server.block, *(parties[name].block for name in replies)]
     before = [block.vector() for block in blocks]
     messages = server.step(replies)  # step 1 of the first epoch: other rows
@@ -406,14 +403,7 @@ def test_nobody_away_changes_nothing(tmp_path: Path) -> None:
 def test_rows_that_an_absent_party_never_reported_are_left_out() -> None:
     """No silent zero block: the step is the one of a batch without those rows, and their cotangent is zero."""
     config = stale_config()
-    federation = network_case.federation(config)
-    holding = participant.hold(config, Path(), "")
-    server = participant.build_server(config, participant.make_plan(config, holding), holding)
-    parties = federation.parties
-    replies = {name: parties[name].handle(message) for name, message in server.begin().items()}
-    messages = server.step(replies)  # step 0: all are here
-    replies = {name: parties[name].handle(messages[name]) for name in parties if name != AWAY}
-    server.leave(AWAY)
+    server, parties, replies = one_away(config)
     before = [p.detach().clone() for p in server.fusion.parameters()]
     messages = server.step(replies)  # step 1 of the first epoch: other rows, which the absent party never reported
     assert AWAY not in messages
@@ -425,16 +415,8 @@ def test_rows_that_an_absent_party_never_reported_are_left_out() -> None:
 
 def test_a_half_known_batch_is_the_batch_of_its_known_rows() -> None:
     config = stale_config(batch_order="independent")
-    federation = network_case.federation(config)
-    holding = participant.hold(config, Path(), "")
-    server = participant.build_server(config, participant.make_plan(config, holding), holding)
-    parties = federation.parties
-    replies = {name: parties[name].handle(message) for name, message in server.begin().items()}
-    messages = server.step(replies)
-    seen = server.batches.rows(0)
-    replies = {name: parties[name].handle(messages[name]) for name in parties if name != AWAY}
-    server.leave(AWAY)
-    rows = server.batches.rows(1)
+    server, parties, replies = one_away(config)
+    rows, seen = server.batches.rows(1), server.batches.rows(0)
     assert isinstance(rows, Tensor)
     assert isinstance(seen, Tensor)
     known = torch.isin(rows, seen)
