@@ -1,14 +1,53 @@
 """What the examples share: processes of several participants on one machine, each in a folder of its own."""
 
+import argparse
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 EFVFL = (sys.executable, "-m", "efvfl")
+
+
+def tell(title: str, folder: str, predictions: str, story: Callable[["Processes", Path], None]) -> int:
+    """Let a story happen in a folder, until its predictions are there; return the exit code."""
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path(folder))
+    place: Path = parser.parse_args().folder
+    if (place / predictions).exists():
+        sys.exit(f"{place / predictions} is there already: delete {place}, or name another folder.")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    processes = Processes()
+    try:
+        story(processes, place)
+    except KeyboardInterrupt:
+        print("\nStopping all; the same command goes on from here.", flush=True)
+        return 130
+    finally:
+        processes.stop(grace=0.0)
+    return 0
+
+
+def equip(folder: Path, file: Path, own: dict[str, Path], certified: dict[str, str]) -> None:
+    """Give each participant what it has before the start: its file, its rows, its key and the CA's certificate.
+
+    `own` has the rows of each, `certified` the name in its certificate.
+    """
+    subprocess.run([*EFVFL, "certs", file, "--out", folder / "ca"], check=True)
+    text = file.read_text(encoding="utf-8")
+    for name, rows in own.items():
+        home, identity = folder / name, certified.get(name, name)
+        (home / "certs").mkdir(parents=True, exist_ok=True)
+        (home / file.name).write_text(own_copy(text, name), encoding="utf-8")
+        shutil.copy(rows, home)
+        for part in ("ca.crt", f"{identity}.crt", f"{identity}.key"):
+            shutil.copy(folder / "ca" / part, home / "certs")  # with its mode: a key is its owner's alone
 
 
 class Processes:

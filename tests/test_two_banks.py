@@ -72,8 +72,8 @@ def test_it_stops_cleanly_goes_on_and_equals_one_process(tmp_path: Path) -> None
 
 
 def test_a_copy_has_no_lines_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLE))
-    from run import own_copy  # type: ignore[import-not-found]
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
+    from processes import own_copy  # type: ignore[import-not-found]
 
     text = (EXAMPLE / "federation.toml").read_text(encoding="utf-8")
     seeds = {"server": "52014", "bank_a": "90371", "bank_b": "33808"}
