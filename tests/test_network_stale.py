@@ -29,7 +29,8 @@ from efvfl.network.serve import Serving
 from efvfl.network.wire import Wire, memory_pair
 from efvfl.packet import Kind, Message, Packet
 from efvfl.party import Party
-from efvfl.replica import CompressHearer, ReplicateHearer
+from efvfl.replica import CompressHearer
+from efvfl.replicate import ReplicateHearer
 from efvfl.server import Server
 from efvfl.shared import SharedGuide
 

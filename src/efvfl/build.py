@@ -19,16 +19,8 @@ from efvfl.methods import Agreement, Link, Method, svfl
 from efvfl.party import Guide, Party
 from efvfl.private import PrivateAnswer, PrivateGuide
 from efvfl.protect import Protection
-from efvfl.replica import (
-    CompressHearer,
-    CompressTeller,
-    Hearer,
-    ReplicateHearer,
-    ReplicateTeller,
-    SendHearer,
-    SendTeller,
-    Teller,
-)
+from efvfl.replica import CompressHearer, CompressTeller, Hearer, SendHearer, SendTeller, Teller
+from efvfl.replicate import ReplicateHearer, ReplicateTeller
 from efvfl.rng import derive
 from efvfl.server import Answer, Server
 from efvfl.shared import SharedAnswer, SharedGuide
