@@ -26,6 +26,7 @@ from efvfl.compress import (
     register,
     symbols,
 )
+from efvfl.compress.cast import _to_half
 from efvfl.errors import CompressionError, ConfigError
 from efvfl.packet import FloatArray, Packet, Reader
 from efvfl.rng import derive, permutation, uniform
@@ -633,3 +634,17 @@ def test_topk_qsgd_keeps_the_places_of_topk(dtype: Float) -> None:
         expected = np.zeros(120)
         expected[kept] = reference_qsgd(block.reshape(-1)[kept], 63, key)
         np.testing.assert_allclose(image, expected, rtol=1e-6 if dtype == np.float32 else 1e-13, atol=0)
+
+
+def test_halves_are_rounded_and_widened_as_numpy_does() -> None:
+    """At every half, at every middle between two, and one float32 to either side of these."""
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    halves = halves[halves <= 2.0**15]
+    places = np.concatenate([halves, (halves[:-1] + halves[1:]) / 2]).view(np.uint32)
+    bits = np.unique(np.concatenate([places, places + 1, np.maximum(places, 1) - 1]))
+    bits = bits[bits.view(np.float32) <= 2.0**15]
+    values = np.concatenate([bits, bits | np.uint32(1 << 31)]).view(np.float32)
+    assert np.array_equal(_to_half(values), values.astype(np.float16).view(np.uint16))
+    for dtype in (np.float32, np.float64):
+        block = values[np.abs(values) < 2.0**15].astype(dtype)  # just so large that nothing is scaled
+        assert np.array_equal(decode(Cast("fp16").encode(block)), block.astype(np.float16).astype(dtype))
