@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import io
 import logging
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -163,7 +164,8 @@ def _warn_of_seed(config: RunConfig, name: str = "") -> None:
 
 def serve(options: argparse.Namespace, config: RunConfig, console: Console, stack: contextlib.ExitStack) -> None:
     """Be the label holder: train, or predict; what is opened is closed with the stack."""
-    holding = participant.hold(config, options.file.parent, "", folder_of(options, certs.SERVER))
+    folder = folder_of(options, certs.SERVER)
+    holding = participant.hold(config, options.file.parent, "", folder)
     if not config.label_holder:
         crew.refuse("serve")
     if crew.rank():
@@ -172,45 +174,15 @@ def serve(options: argparse.Namespace, config: RunConfig, console: Console, stac
     identity = identity_of(options, certs.SERVER)
     _warn_of_seed(config)
     wanted = _wanted(options, holding) if options.command == "predict" else []
-    folder, network = folder_of(options, certs.SERVER), config.network
-    if config.protect.on and config.private_seed is None:
-        raise ConfigError("[protect] is on, but its noise would follow from the shared seed: set private_seed.")
-    stack.callback(Lock(folder).release)
-    patience = Patience(absent=network.absent_seconds, stale=network.stale_seconds)
-    serving = Serving(config, holding, folder, patience)
-    workers = serving.party.crew if serving.party else None
-    if workers:
-        stack.push(workers.leave)
-    stack.callback(serving.journal.close)
-    if options.command != "serve":
-        serving.hub.saved.clear()  # who takes part in this is to be told when it is over
-        if not serving.finished:
-            raise ConfigError(f"training in {folder} is not finished: run `efvfl serve {options.file}` first.")
+    serving = _open(options, config, holding, folder, stack)
     front = service.prepare(options, folder, stack) if options.command == "serve-predictions" else None
-    written = trail.Trail(folder)
+    hub, written = serving.hub, trail.Trail(folder)
     stack.callback(written.close)
-    serving.hub.wrote = written.wrote
-    hub, server = serving.hub, serving.server
-
-    def state() -> dict[str, Any]:
-        codec = sum(channel.seconds for channel in server.channels)
-        now = time.monotonic()
-        return {
-            "step": server.step_number,
-            "steps": serving.steps,
-            "loss": server.surrogate_loss if server.surrogate_loss == server.surrogate_loss else None,
-            "bytes_out": written.totals["out"],
-            "bytes_in": written.totals["in"],
-            "compute": serving.seconds - codec,
-            "codec": codec,
-            "waiting": hub.waited,
-            "missing": {name: now - since for name, since in hub.missing.items()},
-        }
-
-    status = Status(options.status, console, state)
+    hub.wrote = written.wrote
+    status = Status(options.status, console, partial(_standing, serving, written))
     stack.callback(status.close)
-    hub.on_tick = partial(tick, status, written, workers)
-    address = options.address or network.address
+    hub.on_tick = partial(tick, status, written, serving.workers)
+    address = options.address or config.network.address
     listening, port = listen(address, identity, participant.frame_limit(serving.plan), len(holding.names), hub.accept)
     written.watch(port)
     stack.callback(lambda: listening.stop(1.0).wait(2.0))
@@ -228,6 +200,42 @@ def serve(options: argparse.Namespace, config: RunConfig, console: Console, stac
             _train(serving, status)
         for name in sorted(serving.finish()):
             log.warning("%s could not be told that all is done: start `efvfl serve` again when it is back.", name)
+
+
+def _open(
+    options: argparse.Namespace, config: RunConfig, holding: Holding, folder: Path, stack: contextlib.ExitStack
+) -> Serving:
+    """Take the folder for this process alone, and go on from what is in it."""
+    if config.protect.on and config.private_seed is None:
+        raise ConfigError("[protect] is on, but its noise would follow from the shared seed: set private_seed.")
+    stack.callback(Lock(folder).release)
+    network = config.network
+    serving = Serving(config, holding, folder, Patience(absent=network.absent_seconds, stale=network.stale_seconds))
+    if serving.workers:
+        stack.push(serving.workers.leave)
+    stack.callback(serving.journal.close)
+    if options.command != "serve":
+        serving.hub.saved.clear()  # who takes part in this is to be told when it is over
+        if not serving.finished:
+            raise ConfigError(f"training in {folder} is not finished: run `efvfl serve {options.file}` first.")
+    return serving
+
+
+def _standing(serving: Serving, written: trail.Trail) -> dict[str, Any]:
+    """Return what a status line tells."""
+    server, now = serving.server, time.monotonic()
+    codec = sum(channel.seconds for channel in server.channels)
+    return {
+        "step": server.step_number,
+        "steps": serving.steps,
+        "loss": server.surrogate_loss if math.isfinite(server.surrogate_loss) else None,
+        "bytes_out": written.totals["out"],
+        "bytes_in": written.totals["in"],
+        "compute": serving.seconds - codec,
+        "codec": codec,
+        "waiting": serving.hub.waited,
+        "missing": {name: now - since for name, since in serving.hub.missing.items()},
+    }
 
 
 def _train(serving: Serving, status: Status) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from efvfl import checkpoint, observe
 from efvfl.config import RunConfig
+from efvfl.crew import Crew
 from efvfl.errors import AbsentError, DataError, Interrupted, ProtocolError
 from efvfl.folder import Outputs, save_outputs, save_settings
 from efvfl.ledger import Ledger
@@ -86,6 +87,11 @@ class Serving:
     def path(self) -> Path:
         """Where the server saves itself."""
         return self.folder / CHECKPOINT
+
+    @property
+    def workers(self) -> Crew | None:
+        """Those who share the label holder's own computing, if there are any."""
+        return self.party.crew if self.party else None
 
     @property
     def pace(self) -> Pace:
