@@ -30,7 +30,7 @@ def _party(folder: Path, config: RunConfig, hold: Hold, name: str, port: int) ->
     about = terms.about(config, name, held.names, held.trained_ids)
     member = Member(made, folder / name, about, participant.Answerer(made, held))
     identity = certs.load(folder / "certs", name)
-    Joining(member, partial(dial, f"127.0.0.1:{port}", identity, participant.frame_limit(plan))).run()
+    Joining(member, partial(dial, f"127.0.0.1:{port}", identity, participant.frame_limit(plan, made.fusion_size))).run()
 
 
 def _straight(port: int, count: int) -> Sequence[int]:

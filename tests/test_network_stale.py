@@ -333,11 +333,11 @@ def test_nobody_may_be_missing_where_that_was_not_agreed_on() -> None:
 WRONG_SYNCS: dict[str, tuple[dict[int, tuple[Packet, ...]], str]] = {
     "no peers": ({2: packet_of(48, 4)}, r"blocks \[\] came, \[1, 3, 4\] and perhaps 0 are expected"),
     "a fusion model": (
-        {0: packet_of(9), 1: packet_of(0, 4), 2: packet_of(48, 4), 3: packet_of(0, 4), 4: packet_of(0, 4)},
+        {0: packet_of(9)} | {j: packet_of(48, 4) for j in (1, 2, 3, 4)},
         "the next step brings it",
     ),
     "too many rows": (
-        {1: packet_of(0, 4), 2: packet_of(48, 4), 3: packet_of(1, 4), 4: packet_of(0, 4)},
+        {1: packet_of(48, 4), 2: packet_of(48, 4), 3: packet_of(49, 4), 4: packet_of(48, 4)},
         "as the server has it came with shape",
     ),
 }
@@ -350,7 +350,7 @@ def test_a_wrong_snapshot_is_refused_and_nothing_changes(case: str) -> None:
     party.handle(Message(Kind.BEGIN, 0))
     before = memory_of(party.up).clone()
     with pytest.raises(ProtocolError, match=text):
-        party.handle(Message(Kind.SYNC, 0, blocks))
+        party.handle(Message(Kind.SYNC, 1, blocks))
     assert torch.equal(memory_of(party.up), before)
     assert party.reporting
 

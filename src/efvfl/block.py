@@ -133,6 +133,13 @@ class Block:
         if self.scheduler is not None and (step + 1) % self.steps_per_epoch == 0:
             self.scheduler.step()
 
+    def end_steps(self, steps: range) -> None:
+        """Move the learning rate as at the ends of these steps."""
+        if self.scheduler is not None:
+            first_end = steps.start + -(steps.start + 1) % self.steps_per_epoch
+            for step in range(first_end, steps.stop, self.steps_per_epoch):
+                self.end_step(step)
+
     def buffers(self) -> dict[str, Tensor]:
         """Return copies of all buffers."""
         return copies_of_buffers(self.module)
@@ -171,12 +178,23 @@ class Block:
         """Take over another's `exact_vector`."""
         unflatten(vector, self._all_tensors())
 
-    def fill_optimizer(self) -> None:
-        """Have the optimiser make its tensors, which torch does at the first update: another's are to be copied."""
-        for parameter in self.parameters:
-            parameter.grad = torch.zeros_like(parameter)
-        if self.optimizer is not None:
-            self.optimizer.step()
+    def learnt(self) -> bytes:
+        """Return for every parameter whether the optimiser has tensors of it: torch makes them at its first update."""
+        state = self.optimizer.state if self.optimizer is not None else {}
+        return bytes(bool(state.get(parameter)) for parameter in self.parameters)
+
+    def take_over(self, vector: Tensor, learnt: bytes) -> None:
+        """Take over the `exact_vector` of a copy that may have learnt more than this one, or leave all as it is."""
+        before = self.state_dict()
+        try:
+            if learnt != self.learnt() and self.optimizer is not None:
+                for parameter, has in zip(self.parameters, learnt, strict=True):
+                    parameter.grad = torch.zeros_like(parameter) if has else None
+                self.optimizer.step()  # which makes the tensors that are overwritten now
+            self.load_exact_vector(vector)
+        except ProtocolError:
+            self.load_state_dict(before)
+            raise
 
     def digest(self) -> bytes:
         """Return 8 bytes that tell two copies apart."""

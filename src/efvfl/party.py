@@ -31,12 +31,13 @@ class Guide(Protocol):
     """What turns the server's answer into the cotangent of a party's own representation: private.py or shared.py."""
 
     kind: Kind
+    fusion_size: int  # numbers in the copy of the fusion model
 
     def hear(self, message: Message, rows: Rows, count: int, surrogate: Tensor) -> None:
         """Take what the server says of this step."""
 
-    def cotangent(self, h: Tensor, step: int, turn: int) -> Tensor:
-        """Return the derivative of the loss by `h`, shape (batch, width)."""
+    def cotangent(self, h: Tensor, step: int, turn: int) -> Tensor | None:
+        """Return the derivative of the loss by `h`, shape (batch, width); None: no row takes part in the step."""
 
     def finish(self, step: int) -> None:
         """End the step."""
@@ -129,7 +130,8 @@ class Party:
         """Go on after having been away: take back the report that the server did not take, and skip to its step."""
         others = dict(message.packets)
         own = others.pop(self.number, ())
-        fits = self.step <= message.step <= self.step + MOST_MISSED
+        # With an open report a step has gone without it: to report on the same one twice would give more than agreed.
+        fits = self.step + self.reporting <= message.step <= self.step + MOST_MISSED
         if not self.stale or not fits or len(own) != 1:
             raise ProtocolError(
                 f"SYNC to step {message.step} with blocks {sorted(message.packets)} came, but {self.name} is at step "
@@ -141,8 +143,7 @@ class Party:
         missed = range(self.step, message.step)
         self.guide.resume(others, ALL if self.reports_all else self.batches.touched(missed), missed)
         self.up.restore(reported, surrogate)
-        for step in missed:
-            self.block.end_step(step)
+        self.block.end_steps(missed)
         self.step, self._reports = message.step, []
         return Message(Kind.READY, self.step) if message.hold else self._make_report()
 
@@ -182,6 +183,8 @@ class Party:
         for turn in range(self.local_steps):
             h = report.h if turn == 0 else self._forward(report.rows, self.step, turn, {})
             cotangent = self.guide.cotangent(h, self.step, turn)
+            if cotangent is None:
+                break
             self.block.zero_grad()
             if h.requires_grad:
                 h.backward(cotangent)  # type: ignore[no-untyped-call]
@@ -236,6 +239,11 @@ class Party:
             surrogate = self.up.last(reported, message.packets[self.number], len(h))
             surrogate = take(surrogate, rows) if self.reports_all else surrogate
         self._keep(rows, h, surrogate, saved["buffers"], leaves)
+
+    @property
+    def fusion_size(self) -> int:
+        """How many numbers its copy of the fusion model has; 0 without one."""
+        return self.guide.fusion_size
 
     @property
     def reporting(self) -> bool:

@@ -21,6 +21,7 @@ class PrivateGuide:
     """A party's half: what it learns from is the derivative of the loss by its surrogate, and nothing else."""
 
     kind = Kind.COTANGENT
+    fusion_size = 0
 
     def __init__(self, block: int, channel: Channel) -> None:
         """Hear the cotangent of this block through this channel."""

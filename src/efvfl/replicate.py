@@ -17,6 +17,7 @@ from efvfl.errors import ProtocolError
 from efvfl.replica import hear_vector, one, refuse_any, refuse_digest
 
 DIGEST = 8  # bytes
+PER_NUMBER = 5  # numbers of an exact copy for each of the model, at most: optimisers keep up to four tensors
 MENDS = 2  # exact copies a replica gets; at the next mismatch it is sent every step
 
 
@@ -47,7 +48,9 @@ class ReplicateTeller:
 
     def resume(self, party: int) -> Packets:
         """Return an exact copy, unless one is sent every step anyway."""
-        return send_exactly(self.block.exact_vector()) if self.mends[party] <= MENDS else ()
+        if self.mends[party] > MENDS:
+            return ()
+        return (*send_bytes(self.block.learnt()), *send_exactly(self.block.exact_vector()))
 
     def _expects(self, step: int, party: int) -> bool:
         return step > 0 and step % self.every == 0 and self.mends[party] <= MENDS
@@ -114,13 +117,15 @@ class ReplicateHearer:
         if not self.follows:
             refuse_any(packets)
             return
-        packet = one(packets)
-        if packet.shape != (self.block.exact_size(),):
-            self.block.fill_optimizer()  # the server has learnt, and this copy never has
-        shape = (self.block.exact_size(),)
-        self.block.load_exact_vector(unpack(packet, shape, torch.float64, "the fusion model's exact copy"))
-        for step in steps:
-            self.block.end_step(step)
+        if len(packets) != 2:
+            raise ProtocolError(f"the fusion model came in {len(packets)} packets, 2 are expected.")
+        learnt = read_bytes(packets[:1], len(self.block.parameters), "the list of parameters that have learnt")
+        most = self.block.size() * PER_NUMBER
+        if not packets[1].shape or packets[1].shape[0] > most:
+            raise ProtocolError(f"a copy of shape {packets[1].shape} came, at most {most:,} numbers are expected.")
+        vector = unpack(packets[1], packets[1].shape[:1], torch.float64, "the fusion model's exact copy")
+        self.block.take_over(vector, learnt)
+        self.block.end_steps(steps)
         self.started = True
 
     def digest(self, step: int) -> Packets:

@@ -57,6 +57,7 @@ class SharedGuide:
         self.local_steps = local_steps
         self.stale = stale
         self.kind = Kind.AGGREGATE if peers is None else Kind.RELAY
+        self.fusion_size = hearer.block.size()
         self._lesson: _Lesson | None = None
 
     def hear(self, message: Message, rows: Rows, count: int, surrogate: Tensor) -> None:
@@ -113,16 +114,18 @@ class SharedGuide:
         kept = np.unpackbits(np.frombuffer(packed, np.uint8)).astype(bool)
         if kept[count:].any():
             raise ProtocolError(f"the list of rows that take part goes beyond the {count:,} rows of the batch.")
+        if kept.sum() in (1, count):
+            raise ProtocolError(f"{kept.sum():,} of {count:,} rows are listed: neither one nor all of them ever are.")
         return torch.from_numpy(kept[:count])
 
-    def cotangent(self, h: Tensor, step: int, turn: int) -> Tensor:
+    def cotangent(self, h: Tensor, step: int, turn: int) -> Tensor | None:
         """Return the derivative by the own exact representation, all else held fixed (equation 3)."""
         lesson = self._lesson
         assert lesson is not None, "hear comes before cotangent"
         leaf = h.detach().requires_grad_()
         combined, targets = lesson.batch(self.fusion.insert(lesson.rest, self.own, leaf, self.parties))
         if not len(targets):
-            return torch.zeros_like(h)
+            return None
         key = derive(self.key, step, turn)
         loss = head_loss(self.fusion, combined, targets, self.loss, key, keep_buffers=True)
         (cotangent,) = torch.autograd.grad(loss, leaf)

@@ -122,7 +122,7 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console, stack
     written.watch(port_of(address))
     joining = Joining(
         member,
-        partial(dial, address, identity, participant.frame_limit(plan), written.count),
+        partial(dial, address, identity, participant.frame_limit(plan, party.fusion_size), written.count),
         Waiting(server=network.absent_seconds),
         written.wrote,
     )

@@ -82,7 +82,8 @@ class Hub(Links):
 
         So many requests `ahead` of it are not collected yet.
         """
-        self.journal.append(self.number + ahead, pack(messages))
+        # Who was away when cannot be computed again: then the disk itself must have it before anybody hears of it.
+        self.journal.append(self.number + ahead, pack(messages), durable=self.on_missing == "stale")
 
     def send(self, messages: Mapping[str, Message]) -> None:
         """Send every party its message. The log has them before they leave."""
@@ -90,9 +91,9 @@ class Hub(Links):
         if number not in self.journal:
             self.stage(messages, self.under_way)
         for name in [name for name in self.left if name in messages]:
-            del self.left[name]
-            if name in self.links:
-                self.links[name].position = number
+            left, link = self.left.pop(name), self.links.get(name)
+            if link is not None and link.position > left:  # else it first needs what it missed before it left
+                link.position = number
         self._out[number] = Out(dict(messages), {name: message.to_bytes() for name, message in messages.items()})
         self._advance()
 
@@ -104,8 +105,9 @@ class Hub(Links):
         out = self._out[self.number]
         self._take_early()
         planned = self._planned(out)
-        self._wait(partial(self._enough, planned or set(out.data), bool(planned)))
-        found = {name: self._replies[name] for name in out.data if name in (planned or self._replies)}
+        self._wait(partial(self._enough, set(out.data), planned))
+        taken = self._replies.keys() if planned is None else planned
+        found = {name: self._replies[name] for name in out.data if name in taken}
         replies = {name: reply for name, (reply, _) in found.items()}
         for name, (reply, data) in found.items():  # counted now, so that an interrupted request is not counted twice
             self.ledger.record("down", name, out.messages[name], len(out.data[name]))
@@ -118,18 +120,21 @@ class Hub(Links):
         self.journal.forget(min([self.durable, *(self._marks.get(name, 0) for name in self.names)]))
         return replies
 
-    def _planned(self, out: Out) -> set[str]:
+    def _planned(self, out: Out) -> set[str] | None:
         """After a restart the log says whose answers the next request was made from: it must be made from the same."""
         if self.on_missing != "stale" or self.number + 1 not in self.journal:
-            return set()
+            return None
         following = unpack(self.journal.read(self.number + 1))
         return {name for name, message in following.items() if message.kind != Kind.SYNC} & set(out.data)
 
-    def _enough(self, names: set[str], planned: bool) -> bool:
-        open_ = names - set(self._replies)
-        if not open_ or planned or not self._replies:
-            return not open_
-        return self._gone(open_)
+    def _enough(self, asked: set[str], planned: set[str] | None) -> bool:
+        if planned is not None:
+            return planned <= set(self._replies)
+        open_ = asked - set(self._replies)
+        if not open_ and (asked or not self.left):
+            return True
+        # With nobody left there is nothing to do but wait, until one is back.
+        return self._gone(open_) and bool(self._replies or self.back())
 
     def _gone(self, names: Iterable[str]) -> bool:
         """Whether steps go on without these: they have been here, and are missing for long enough."""

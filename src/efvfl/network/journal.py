@@ -77,10 +77,11 @@ class Journal:
     def __contains__(self, number: int) -> bool:
         return number in self._places
 
-    def append(self, number: int, data: bytes, gap: bool = False) -> bool:
+    def append(self, number: int, data: bytes, gap: bool = False, durable: bool = False) -> bool:
         """Write an entry; return False if it is there already, and refuse another one of the same number.
 
-        Numbers follow on each other, unless `gap` says that some were not for the owner.
+        Numbers follow on each other, unless `gap` says that some were not for the owner. A `durable` one outlives a
+        power failure from now on.
         """
         if number in self._places:
             if self.read(number) != data:
@@ -104,6 +105,10 @@ class Journal:
             written = self._file.write(head + data)
             if written != _HEAD.size + len(data):
                 raise OSError(f"only {written} bytes fitted")
+            if durable:
+                os.fsync(self._file.fileno())
+                if place == 0:
+                    sync_folder(self.folder)
         except OSError as error:
             with contextlib.suppress(OSError):  # half an entry must not stand before the next one
                 self._file.seek(place)

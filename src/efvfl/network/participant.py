@@ -37,6 +37,7 @@ from efvfl.network import tables
 from efvfl.network.holding import Holding
 from efvfl.packet import Packet
 from efvfl.party import Party
+from efvfl.replicate import PER_NUMBER
 from efvfl.rng import derive
 from efvfl.server import Server
 
@@ -267,8 +268,11 @@ def question(table: Mapping[str, Any]) -> bytes:
     return json.dumps(table).encode()
 
 
-def frame_limit(plan: Plan) -> int:
-    """Return a size that no frame of this federation exceeds: all blocks of a message uncompressed, and to spare."""
+def frame_limit(plan: Plan, fusion_size: int = 0) -> int:
+    """Return a size that no frame of this federation exceeds: all blocks of a message uncompressed, and to spare.
+
+    A party may get a fusion model of so many numbers, with its optimiser's.
+    """
     whole = plan.agreement.reports == "all" or (plan.stale and plan.agreement.labels == "shared")
     rows = plan.batches.samples if whole else plan.batches.count(0)
-    return 2 * 8 * max(rows, CHUNK) * sum(plan.widths) + (64 << 20)
+    return 2 * 8 * max(rows, CHUNK) * sum(plan.widths) + 8 * PER_NUMBER * fusion_size + (64 << 20)

@@ -35,7 +35,7 @@ from efvfl.network.participant import (
 )
 from efvfl.network.saving import CHECKPOINT, Saving, load_own
 from efvfl.pace import Pace
-from efvfl.packet import Message
+from efvfl.packet import Kind, Message
 from efvfl.train import Record
 
 
@@ -107,12 +107,18 @@ class Serving:
     def _greet(self, name: str, table: dict[str, Any], position: int) -> None:
         """Refuse a party that does not fit."""
         terms.compare(self.about, table)
-        memory = self.server.channels[self.holding.names.index(name)].digest() if position == self.hub.number else ""
-        if memory and table.get("memory") != memory:
+        if position != self.hub.number or self._has_left(name):
+            return
+        if table.get("memory") != self.server.channels[self.holding.names.index(name)].digest():
             raise ProtocolError(
                 f"the server and {name} have both handled {position} requests but do not remember the same of what was "
                 "sent: one of the folders belongs to another run. Start all anew in empty folders, or restore them."
             )
+
+    def _has_left(self, name: str) -> bool:
+        """Whether a step went without a party, whose memory SYNC has yet to mend."""
+        synced = bool(self._pending) and name in self._pending[0] and self._pending[0][name].kind == Kind.SYNC
+        return synced or name in self.server.away
 
     def _check(self, name: str, reply: Message) -> None:
         self.server.check(name, reply, self._pending[0][name])
@@ -166,11 +172,10 @@ class Serving:
     def _begin(self) -> None:
         """Make requests for as many steps as begin now."""
         for ahead in range(self.pace.begins(self.server.step_number)):
-            self._stage(self.server.begin(ahead))
+            self._stage(self.server.begin(ahead), hold=False)
 
-    def _stage(self, messages: dict[str, Message]) -> None:
+    def _stage(self, messages: dict[str, Message], hold: bool) -> None:
         """Make these the next request, to which those are added who are back after having been away."""
-        hold = next(iter(messages.values())).hold
         messages |= {name: self.server.rejoin(name, hold) for name in self.hub.back() if name in self.server.away}
         self.hub.stage(messages, len(self._pending))
         self._pending.append(messages)
@@ -210,8 +215,9 @@ class Serving:
         asked = self._pending.pop(0)
         for name in set(asked) - set(replies):
             self.server.leave(name)
-        if not next(iter(asked.values())).hold:
-            self._stage(self._step(replies))
+        if not any(message.hold for message in asked.values()):
+            hold = self.pace.hold(self.server.step_number)
+            self._stage(self._step(replies, hold), hold)
         self._observing = not self._pending
 
     def _note_absence(self) -> None:
@@ -237,11 +243,11 @@ class Serving:
             self.seconds += time.perf_counter() - started
         return self.hub.collect() | own
 
-    def _step(self, replies: Mapping[str, Message]) -> dict[str, Message]:
+    def _step(self, replies: Mapping[str, Message], hold: bool) -> dict[str, Message]:
         self._note_absence()
         step, pace = self.server.step_number, self.pace
         started = time.perf_counter()
-        messages = self.server.respond(replies, hold=pace.hold(step))
+        messages = self.server.respond(replies, hold)
         self.seconds += time.perf_counter() - started
         if self.server.took_part:
             self._losses.append(self.server.surrogate_loss)
