@@ -2,139 +2,66 @@
 
 import copy
 import math
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import network_case
 import pytest
 import torch
+from stale_case import AWAY, SHARED, Lab, Watched, assert_equal_everywhere, memory_of, shared_config, stale_config
 from torch import Tensor
 
 from efvfl.batches import Batches
 from efvfl.channel import send_bytes, send_exactly
-from efvfl.config import NetworkConfig
+from efvfl.config import RunConfig
 from efvfl.errors import ConfigError, LinkError, ProtocolError
-from efvfl.memory import ErrorFeedback
-from efvfl.network import participant, terms
-from efvfl.network.frame import Frame
-from efvfl.network.join import Joining
-from efvfl.network.links import Patience
-from efvfl.network.member import Member
-from efvfl.network.saving import Saving
+from efvfl.network import participant
 from efvfl.network.serve import Serving
-from efvfl.network.wire import Wire, memory_pair
 from efvfl.packet import Kind, Message, Packet
 from efvfl.party import Party
-from efvfl.replica import CompressHearer
-from efvfl.replicate import ReplicateHearer
 from efvfl.server import Server
 from efvfl.shared import SharedGuide
-
-AWAY = "top-right"
-
-
-def stale_config(**changes: object) -> network_case.RunConfig:
-    network = {"on_missing": "stale", "stale_seconds": 0.05}
-    method = {"name": "efvfl", "compressor": {"name": "topk", "ratio": 0.2}}
-    settings: dict[str, object] = {"epochs": 8, "observe_every": 2, "network": network, "method": method}
-    return network_case.config(**settings | changes)
-
-
-def memory_of(channel: object) -> Tensor:
-    held = channel.memory  # type: ignore[attr-defined]
-    assert isinstance(held, ErrorFeedback)
-    return held.g
-
-
-class Leaver(Member):
-    """A party whose wire is cut when it has handled so many requests, and that cannot dial for a while."""
-
-    leaves_at = -1
-    gone = threading.Event()
-
-    def respond(self, frame: Frame) -> Frame:
-        if self.handled == self.leaves_at and not self.gone.is_set():
-            self.gone.set()
-            raise LinkError("cut on purpose")
-        return super().respond(frame)
-
-
-def caught_up(serving: Serving) -> bool:
-    link = serving.hub.links.get(AWAY)
-    return link is not None and not link.waiting and link.position > serving.hub.left[AWAY]
 
 
 def run(
     folder: Path,
-    config: network_case.RunConfig,
+    config: RunConfig,
     leaves_at: int,
     back_at: int,
     at_end: Callable[[Serving], object] = lambda serving: None,
     dies_at: tuple[int, ...] = (),
-) -> tuple[Serving, dict[str, Member]]:
+) -> tuple[Serving, dict[str, Party]]:
     """Train while one party is away from its request `leaves_at` until the server's step `back_at`.
 
     At the steps of `dies_at` the server is gone with all it has not saved, and another takes its place.
     """
-    holding = participant.hold(config, Path(), "")
-    patience = Patience(repeat=0.2, tick=0.005, stale=0.05, linger=5.0)
-    serving = Serving(config, holding, folder / "server", patience)
-    members: dict[str, Member] = {}
-    threads = []
-    for name in holding.names:
-        held = participant.hold(config, Path(), name)
-        party = participant.build_party(config, participant.make_plan(config, held), held, name)
-        about = terms.about(config, name, held.names, held.trained_ids)
-        member = Leaver(
-            party, folder / name, about, participant.Answerer(party, held), None, Saving(NetworkConfig(save_steps=2))
-        )
-        member.gone = threading.Event()
-        member.leaves_at = leaves_at if name == AWAY else -1
-        members[name] = member
+    lab = Lab(folder, config)
+    deaths = list(dies_at)
+    left: list[int] = []
 
-        def dial(member: Leaver = member) -> Wire:
-            if member.gone.is_set() and serving.server.step_number < back_at:
-                raise LinkError("out of reach")
-            here, there = memory_pair()
-            serving.hub.accept(here, None)
-            return there
+    def leave(member: Watched, number: int) -> None:
+        if member.name == AWAY and member.handled == leaves_at and not left:
+            left.append(number)
+            lab.blocked.add(AWAY)
+            raise LinkError("cut on purpose")
 
-        joining = Joining(member, dial, network_case.WAITING)
-        threads.append(threading.Thread(target=joining.run, daemon=True))
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + network_case.SECONDS
+    def control() -> None:
+        step = lab.serving.server.step_number
+        if deaths and step >= deaths[0]:
+            deaths.pop(0)
+            lab.restart_server()
+        if step >= back_at and AWAY in lab.serving.hub.left:
+            lab.blocked.discard(AWAY)
+            lab.wait_for(AWAY)  # back at this step, however fast the others are
 
-    def look() -> None:
-        assert all(thread.is_alive() for thread in threads), "a party's thread is dead"
-        assert time.monotonic() < deadline, "the run hangs"
-
-    while not serving.finished:
-        serving.hub.on_tick = look
-        if dies_at and serving.server.step_number >= dies_at[0]:
-            dies_at = dies_at[1:]
-            serving.hub.close()
-            serving.journal.close()
-            serving = Serving(config, holding, folder / "server", patience)
-        if serving.server.step_number >= back_at and AWAY in serving.hub.left:
-            serving.hub._wait(partial(caught_up, serving))  # back at this step, however fast the others are
-        serving.advance()
-    serving.hub.on_tick = lambda: None  # now they end
-    at_end(serving)
-    assert serving.finish() == set()
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive()
-    return serving, members
+    lab.before = leave
+    return lab.train(control, at_end), lab.parties
 
 
 @pytest.mark.parametrize("leaves_at", [4, 5, 6, 7, 8, 9])
 def test_training_goes_on_without_a_party_and_it_rejoins(tmp_path: Path, leaves_at: int) -> None:
-    serving, members = run(tmp_path, stale_config(), leaves_at, back_at=15)
+    serving, parties = run(tmp_path, stale_config(), leaves_at, back_at=15)
     spans = [span for record in serving.records for span in record.absent.get(AWAY, [])]
     assert spans, "the records say which steps went without whom"
     assert all(set(record.absent) <= {AWAY} for record in serving.records)
@@ -142,32 +69,10 @@ def test_training_goes_on_without_a_party_and_it_rejoins(tmp_path: Path, leaves_
     assert serving.server.step_number == 24
     assert not serving.server.away
     assert serving.records[-1].test, "the last record is of all parties again"
-    for k, (name, member) in enumerate(members.items()):
-        assert torch.equal(memory_of(serving.server.channels[k]), memory_of(member.party.up)), name
-        assert member.party.step == 24
+    for k, (name, party) in enumerate(parties.items()):
+        assert torch.equal(memory_of(serving.server.channels[k]), memory_of(party.up)), name
+        assert party.step == 24
     assert serving.records[-1].surrogate_loss < serving.records[0].surrogate_loss
-
-
-SHARED: dict[str, dict[str, object]] = {
-    "relay, send": {},
-    "relay, compress": {"fusion": "compress"},
-    "relay, replicate": {"fusion": "replicate", "digest_every": 2},
-    "relay, two local steps": {"local_steps": 2, "fusion": "replicate", "digest_every": 2},
-    "relay, all rows": {"reports": "all"},
-    "relay, narrow": {"memory_dtype": "bfloat16"},
-    "aggregate, send": {"downlink": "aggregate"},
-    "aggregate, compress": {"downlink": "aggregate", "fusion": "compress"},
-    "aggregate, replicate": {"downlink": "aggregate", "fusion": "replicate", "digest_every": 2},
-}
-
-
-def shared_config(case: str, **changes: object) -> network_case.RunConfig:
-    agreement = {"labels": "shared"} | SHARED[case]
-    method: dict[str, object] = {"name": "efvfl", "compressor": {"name": "topk", "ratio": 0.2}}
-    if agreement.get("fusion") == "compress":
-        method["fusion"] = {"name": "topk", "ratio": 0.5}
-    optimizer = {"name": "Adam", "lr": 0.05, "scheduler": {"name": "StepLR", "step_size": 3, "gamma": 0.9}}
-    return stale_config(**{"agreement": agreement, "method": method, "optimizer": optimizer} | changes)
 
 
 @pytest.mark.parametrize("case", SHARED)
@@ -175,7 +80,7 @@ def shared_config(case: str, **changes: object) -> network_case.RunConfig:
 def test_with_shared_labels_a_party_that_is_back_knows_what_it_missed(
     tmp_path: Path, case: str, leaves_at: int
 ) -> None:
-    serving, members = run(tmp_path, shared_config(case), leaves_at, back_at=15)
+    serving, parties = run(tmp_path, shared_config(case), leaves_at, back_at=15)
     server = serving.server
     assert server.step_number == 24
     assert not server.away
@@ -184,7 +89,7 @@ def test_with_shared_labels_a_party_that_is_back_knows_what_it_missed(
     assert math.isnan(losses[0]) == (leaves_at == 0)  # then no row of these epochs was known of all parties
     known = [loss for loss in losses if not math.isnan(loss)]
     assert known[-1] < known[0]
-    assert_equal_everywhere(server, members)
+    assert_equal_everywhere(server, parties)
 
 
 @pytest.mark.parametrize("case", ["relay, replicate", "aggregate, compress"])
@@ -192,34 +97,15 @@ def test_with_shared_labels_a_party_that_is_back_knows_what_it_missed(
 def test_the_server_may_die_while_a_party_is_away(tmp_path: Path, case: str, dies_at: tuple[int, ...]) -> None:
     """Requests that are in its log are made again from the same replies, one with SYNC among them."""
     calm, _ = run(tmp_path / "calm", shared_config(case), 7, back_at=15)
-    serving, members = run(tmp_path / "killed", shared_config(case), 7, back_at=15, dies_at=dies_at)
+    serving, parties = run(tmp_path / "killed", shared_config(case), 7, back_at=15, dies_at=dies_at)
     assert serving.server.step_number == 24
-    assert_equal_everywhere(serving.server, members)
+    assert_equal_everywhere(serving.server, parties)
     assert [r.absent for r in serving.records] == [r.absent for r in calm.records]
     assert [r.surrogate_loss for r in serving.records] == [r.surrogate_loss for r in calm.records]
     assert serving.ledger.bytes == calm.ledger.bytes
 
 
-def assert_equal_everywhere(server: Server, members: dict[str, Member]) -> None:
-    """What is remembered of a party is the same at all who remember it, and so are copies of the fusion model."""
-    for k, (name, member) in enumerate(members.items()):
-        assert member.party.step == 24
-        assert torch.equal(memory_of(server.channels[k]), memory_of(member.party.up)), name
-        guide = member.party.guide
-        assert isinstance(guide, SharedGuide)
-        for j, channel in enumerate(guide.peers or []):
-            if channel is not None:
-                assert torch.equal(memory_of(server.channels[j]), memory_of(channel)), (name, j)
-        if isinstance(guide.hearer, ReplicateHearer):
-            assert guide.hearer.block.digest() == server.block.digest(), name
-            assert guide.hearer.mends == 0
-            assert guide.hearer.block.scheduler.state_dict() == server.block.scheduler.state_dict()
-        if isinstance(guide.hearer, CompressHearer):
-            teller = server.answer.teller  # type: ignore[attr-defined]
-            assert torch.equal(memory_of(guide.hearer.channel), memory_of(teller.channel)), name
-
-
-def one_away(config: network_case.RunConfig) -> tuple[Server, dict[str, Party], dict[str, Message]]:
+def one_away(config: RunConfig) -> tuple[Server, dict[str, Party], dict[str, Message]]:
     """Take one step with all, and one party away from then on; return the others' reports on the next step."""
     holding = participant.hold(config, Path(), "")
     plan = participant.make_plan(config, holding)
@@ -376,26 +262,25 @@ def test_rows_that_were_touched() -> None:
 
 def test_a_party_that_is_away_to_the_end_is_told_so(tmp_path: Path) -> None:
     outputs = []
-    serving, members = run(
+    serving, parties = run(
         tmp_path, stale_config(), 6, 24, lambda serving: outputs.append(serving.predict_split("test"))
     )
     assert serving.records[-1].absent[AWAY][-1][1] == 23
     assert len(outputs[0]) == len(serving.holding.ids["test"])  # and it can be asked, with the model it has
-    assert members[AWAY].finished
-    assert members[AWAY].party.step < 24
+    assert parties[AWAY].step < 24
 
 
 def test_nobody_away_changes_nothing(tmp_path: Path) -> None:
-    serving, members = run(tmp_path, stale_config(), leaves_at=-1, back_at=0)
+    serving, parties = run(tmp_path, stale_config(), leaves_at=-1, back_at=0)
     calm = network_case.reference(
         network_case.config(
             epochs=8, observe_every=2, method={"name": "efvfl", "compressor": {"name": "topk", "ratio": 0.2}}
         )
     )
     assert [r.surrogate_loss for r in serving.records] == [r["surrogate_loss"] for r in calm.records]
-    for name, member in members.items():
+    for name, party in parties.items():
         for mine, other in zip(
-            member.party.block.module.parameters(), calm.parties[name]["block"]["module"].values(), strict=True
+            party.block.module.parameters(), calm.parties[name]["block"]["module"].values(), strict=True
         ):
             assert torch.equal(mine, other)
     assert not any(record.absent for record in serving.records)
