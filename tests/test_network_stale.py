@@ -10,9 +10,10 @@ import network_case
 import pytest
 import torch
 from stale_case import AWAY, SHARED, Lab, Watched, assert_equal_everywhere, memory_of, shared_config, stale_config
-from torch import Tensor
+from torch import Tensor, nn
 
 from efvfl.batches import Batches
+from efvfl.block import Block, Optimizer
 from efvfl.channel import send_bytes, send_exactly
 from efvfl.config import RunConfig
 from efvfl.errors import ConfigError, LinkError, ProtocolError
@@ -201,6 +202,15 @@ def test_a_wrong_list_of_rows_is_refused_and_nothing_changes(case: str) -> None:
     assert party.reporting
 
 
+@pytest.mark.parametrize("bits", [b"\x80" + bytes(5), b"\xff" * 6], ids=["one row", "all rows"])
+def test_a_list_of_one_row_or_of_all_is_refused(bits: bytes) -> None:
+    """A layer that normalises cannot work on one row, and all rows need no list."""
+    party = shared_party()
+    party.handle(Message(Kind.BEGIN, 0))
+    with pytest.raises(ProtocolError, match="of 48 rows are listed: neither one nor all of them ever are"):
+        party.handle(Message(Kind.RELAY, 0, {6: send_bytes(bits)}))
+
+
 def test_bits_beyond_the_batch_are_refused() -> None:
     party = shared_party(batch_size=50)
     count = party.batches.count(0)
@@ -239,6 +249,64 @@ def test_a_wrong_snapshot_is_refused_and_nothing_changes(case: str) -> None:
         party.handle(Message(Kind.SYNC, 1, blocks))
     assert torch.equal(memory_of(party.up), before)
     assert party.reporting
+
+
+def test_nobody_is_asked_twice_for_the_same_step() -> None:
+    """With surrogates of its choice a server would otherwise read off all of a representation."""
+    config = stale_config()
+    party = network_case.federation(config).parties[AWAY]
+    party.stale = True
+    party.handle(Message(Kind.SYNC, 0, {2: packet_of(48, 4)}, hold=True))  # away while it had nothing to report
+    party.handle(Message(Kind.BEGIN, 0))
+    with pytest.raises(ProtocolError, match=r"SYNC to step 0 .* is at step 0"):
+        party.handle(Message(Kind.SYNC, 0, {2: packet_of(48, 4)}, hold=True))
+
+
+class Spare(nn.Module):
+    """A head with a layer that never gets a gradient, so that its optimiser knows nothing of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.used(x)
+        return output
+
+
+def test_a_copy_that_never_learnt_takes_over_one_that_has() -> None:
+    adam = Optimizer("Adam", {"lr": 0.1, "weight_decay": 0.1})
+    server, party = Block(Spare(), adam), Block(Spare(), adam)
+    server.descend(server.module(torch.ones(2, 4)).sum())
+    assert server.learnt() == bytes([1, 1, 0, 0])
+    before = party.digest()
+    with pytest.raises(ProtocolError, match="a fusion model of 7 numbers came"):
+        party.take_over(torch.zeros(7, dtype=torch.float64), server.learnt())
+    assert party.digest() == before, "what was refused has left no trace"
+    assert party.learnt() == bytes(4)
+    party.take_over(server.exact_vector(), server.learnt())
+    assert party.digest() == server.digest()
+    for block in (server, party):
+        block.descend(block.module(torch.ones(2, 4)).square().sum())
+    assert party.digest() == server.digest()
+
+
+def test_the_rate_moves_as_in_the_steps_that_were_missed() -> None:
+    blocks = [
+        Block(nn.Linear(1, 1), Optimizer(scheduler="StepLR", scheduler_options={"step_size": 2}), 3) for _ in "ab"
+    ]
+    for start, stop in ((0, 0), (0, 2), (2, 9), (9, 10), (10, 31)):
+        for step in range(start, stop):
+            blocks[0].end_step(step)
+        blocks[1].end_steps(range(start, stop))
+        assert str(blocks[0].scheduler.state_dict()) == str(blocks[1].scheduler.state_dict())
+
+
+def test_a_large_fusion_model_fits_in_a_frame() -> None:
+    config = shared_config("relay, replicate")
+    plan = participant.make_plan(config, participant.hold(config, Path(), ""))
+    numbers = 10_000_000
+    assert participant.frame_limit(plan, numbers) > 3 * 8 * numbers + (64 << 20)  # with both moments of Adam
 
 
 def test_with_private_labels_a_snapshot_of_others_is_refused() -> None:
