@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from efvfl.cli import main
+from efvfl.config import RunConfig, read
 from efvfl.errors import ConfigError
+from efvfl.network.participant import hold
 from efvfl.runner import run_all
 from efvfl.sweep import Job, load, parse
 
@@ -160,3 +162,11 @@ def test_figures_without_results_name_the_command_that_makes_them(
 ) -> None:
     assert reproduce(tmp_path, OWN, command="figures") == 2
     assert f"run `efvfl reproduce {tmp_path / 'exp.toml'}` first" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_subset_is_refused_where_each_participant_reads_its_own_file(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x=np.ones((9, 2)))
+    np.savez(tmp_path / "labels.npz", y=np.arange(9) % 2)
+    table = {"data": {"path": "labels.npz", "subset": 3}, "party": [{"name": "bank", "data": {"path": "own.npz"}}]}
+    with pytest.raises(ConfigError, match="subset = 3 is set, but it would have no effect"):
+        hold(read(RunConfig, table, "run"), tmp_path, "bank")
