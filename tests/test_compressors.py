@@ -26,6 +26,7 @@ from efvfl.compress import (
     register,
     symbols,
 )
+from efvfl.compress import base as compressors
 from efvfl.compress.cast import _to_half
 from efvfl.errors import CompressionError, ConfigError
 from efvfl.packet import FloatArray, Packet, Reader
@@ -165,6 +166,28 @@ def test_register_refuses_a_taken_name_or_code(name: str, code: int) -> None:
         register(name, code)(Identity)
     assert before == REGISTRY
     assert (Identity.name, Identity.code) == ("identity", 0)
+
+
+def test_registering_the_same_class_again_replaces_it() -> None:
+    def define() -> type[Identity]:  # as a notebook's cell that runs twice
+        class Again(Identity):
+            pass
+
+        return register("again", 201)(Again)
+
+    try:
+        first, second = define(), define()
+        assert first is not second
+        assert REGISTRY["again"] is compressors._BY_CODE[201] is second
+        for name, code in (("again", 202), ("again2", 201)):
+            with pytest.raises(ConfigError, match="name or code is taken"):
+                register(name, code)(second)
+        other = type("Other", (Identity,), {})
+        with pytest.raises(ConfigError, match="name or code is taken"):
+            register("again", 201)(other)
+    finally:
+        REGISTRY.pop("again", None)
+        compressors._BY_CODE.pop(201, None)
 
 
 def test_lookup_finds_or_suggests() -> None:

@@ -1,5 +1,6 @@
 """A run is a file: every key known, every type right, every mistake answered."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from efvfl import QSGD, Optimizer, Ramp, TopK
+from efvfl.compress import REGISTRY, base
 from efvfl.config import RunConfig, compressor_from, load, read
 from efvfl.errors import ConfigError
 from efvfl.experiment import load_data, make_federation, make_optimizer
@@ -109,6 +111,12 @@ def test_the_same_file_gives_the_same_run_and_another_seed_another() -> None:
         ("[agreement]\ndownlink = 'aggregate'", "agreement.downlink is set, but it would have no effect"),
         ("[agreement]\nfusion = 'replicate'", "agreement.fusion is set, but it would have no effect"),
         ("[agreement]\nlabels = 'shared'\nfusion = 'compress'", "needs method.fusion"),
+        ("[model]\noptions = { foo = 3 }", "model.options is set, but it would have no effect: 'mlp' does not get it"),
+        ("[model]\nname = 'mine:net'\nlast = 'tanh'", r"model.last is set, but .*'mine:net'.* Give it in options"),
+        ("[model]\nname = 'mine:net'\nhidden = [3]", "model.hidden is set, but it would have no effect"),
+        ("[model]\nname = 'resnet18'\nactivation = 'tanh'", r"model.activation is set, but .* Leave it out"),
+        ("[fusion]\noptions = { foo = 3 }", "fusion.options is set, but it would have no effect"),
+        ("[fusion]\nname = 'mine:net'\nhidden = [3]", "fusion.hidden is set, but it would have no effect"),
     ],
 )
 def test_mistakes_are_answered(text: str, error: str, tmp_path: Path) -> None:
@@ -141,6 +149,14 @@ def test_mistakes_are_answered(text: str, error: str, tmp_path: Path) -> None:
         ("[optimizer]\nlr = 1.0\nscheduler = { step_size = 1 }", "a table with a name is expected"),
         ("[optimizer]\nlr = 1.0\nscheduler = 'StepLR'", "a table with a name is expected"),
         ("[optimizer]\nlr = 1.0\nscheduler = { name = 'StepLR', size = 1 }", "does not take"),
+        ("[optimizer]\nname = 'SparseAdam'", "sparse gradients only.*choose another optimiser"),
+        ("[optimizer]\nscheduler = { name = 'SequentialLR' }", "choose another scheduler"),
+        ("[optimizer]\nscheduler = { name = '_LRScheduler' }", "torch has no scheduler '_LRScheduler'"),
+        ("[method]\ncompressor = { name = 'nowhere:Map' }", "cannot import the compressor 'nowhere:Map'"),
+        ("[method]\ncompressor = { name = ':Map' }", "cannot import the compressor ':Map'"),
+        ("[method]\ncompressor = { name = 'collections:Counter' }", "a class under @register"),
+        ("[model]\nname = 'torch.nn:Linear'\nwidth = 8\noptions = { in_features = 16, out_features = 5 }", "returns 5"),
+        ("[data]\nname = 'npzz'", r"no data set 'npzz'\. Did you mean 'npz'"),
         ("loss = 'cross_entropi'", r"Did you mean 'cross_entropy'\?"),
         ("label_holder = 'bank'", "is not a party"),
         ("[[party]]\nname = 'top-lef'", r"Did you mean 'top-left'\?"),
@@ -218,6 +234,55 @@ def test_your_own_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "table.npz", bank=x["bank"][:, 0], y=target)
     with pytest.raises(ConfigError, match="rows of numbers needed"):
         load_data(config, tmp_path)
+
+
+def test_a_subset_of_your_own_arrays(tmp_path: Path) -> None:
+    x = np.arange(40.0)[:, None]
+    np.savez(tmp_path / "table.npz", bank=x, y=np.arange(40) % 2, ids=np.arange(40))
+    np.savez(tmp_path / "own.npz", x=x, ids=np.arange(40))
+    table = {"name": "npz", "path": "table.npz", "subset": 7}
+    whole = load_data(read(RunConfig, {"data": table | {"subset": 0}}, "run"), tmp_path)
+    for party in ([], [{"name": "bank", "data": {"path": "own.npz"}}]):
+        part = load_data(read(RunConfig, {"data": table, "party": party}, "run"), tmp_path)
+        assert len(part.train.labels) == len(part.ids["train"]) == 7
+        assert [str(int(i)) for i in part.train.features[0][:, 0]] == part.ids["train"]
+        assert part.ids["test"] == whole.ids["test"]
+
+
+def test_an_optimiser_without_a_rate() -> None:
+    assert make_optimizer({"momentum": 0.9}) == Optimizer("SGD", {"momentum": 0.9, "lr": RunConfig().optimizer["lr"]})
+    assert make_optimizer({"name": "Adam"}) == Optimizer("Adam", {})  # torch's own
+
+
+def test_names_that_are_refused_are_not_suggested() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_optimizer({"name": "SparseAdm"})
+    assert not {"LBFGS", "SparseAdam"} & set(re.findall(r"\w+", str(caught.value).partition("Known")[2]))
+    with pytest.raises(ConfigError) as caught:
+        make_optimizer({"scheduler": {"name": "LRSchedule"}})
+    known = set(re.findall(r"\w+", str(caught.value).partition("Known")[2]))
+    assert "StepLR" in known
+    for name in known - {"LambdaLR", "MultiplicativeLR"}:  # these two take functions
+        Optimizer("SGD", {"lr": 1.0}, name)
+    assert not {"_LRScheduler", "LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler"} & known
+
+
+def test_your_own_compressor_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "adding-a-compressor.md").read_text(encoding="utf-8")
+    source = text.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "own_map.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "run.toml"
+    path.write_text("[method]\ncompressor = { name = 'own_map:EveryOther' }\n")
+    config = load(path)
+    try:
+        federation = make_federation(config, load_data(config, tmp_path))
+        up = federation.parties["top-left"].up.compressor
+        assert (up.name, up.code) == ("every_other", 200)
+        assert [record.epoch for record in federation.train(1)] == [1]
+    finally:
+        REGISTRY.pop("every_other", None)
+        base._BY_CODE.pop(200, None)
 
 
 def test_small_readers() -> None:

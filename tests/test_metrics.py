@@ -179,3 +179,24 @@ def test_labels_between_0_and_1_are_measured_as_numbers() -> None:
 def test_an_unknown_loss_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'mse'"):
         metrics.of_loss("mze", torch.zeros(1), torch.zeros(1))
+
+
+def test_r2_of_several_outputs_is_the_mean_of_each_ones() -> None:
+    draw = torch.Generator().manual_seed(0)
+    target = torch.randn(50, 3, generator=draw) * torch.tensor([1.0, 10.0, 0.1]) + torch.tensor([0.0, 100.0, -5.0])
+    output = target + torch.randn(50, 3, generator=draw) * torch.tensor([0.5, 20.0, 0.01])
+    metric = losses.lookup("mse").metric
+    each = [
+        1 - float((output[:, j] - target[:, j]).square().sum() / (target[:, j] - target[:, j].mean()).square().sum())
+        for j in range(3)
+    ]
+    assert metric(output, target) == pytest.approx(sum(each) / 3, rel=1e-4)
+    assert metric(output, target) == pytest.approx(theirs.r2_score(target, output), rel=1e-6)
+    for j in range(3):  # one output, also as a column
+        single = theirs.r2_score(target[:, j], output[:, j])
+        assert metric(output[:, j : j + 1], target[:, j]) == pytest.approx(single, rel=1e-6)
+    still = torch.ones(50, 1)
+    assert metric(torch.cat([output, still], 1), torch.cat([target, still], 1)) == pytest.approx(
+        (sum(each) + 1) / 4, 1e-4
+    )
+    assert metric(still + 1, still) == theirs.r2_score(still, still + 1) == 0

@@ -175,7 +175,7 @@ def test_without_ray_the_engine_says_how_to_get_it(
 
 def test_a_failing_run_stops_the_sweep_with_its_own_error(small: Sweep, tmp_path: Path) -> None:
     jobs = changed(small, epochs=1, data="mnistt").jobs()
-    with pytest.raises(ConfigError, match="Did you mean 'mnist'"):
+    with pytest.raises(ConfigError, match=r"run 'svfl': .*Did you mean 'mnist'.*npz.*table"):
         run_all(jobs, tmp_path, workers=1)
 
 
@@ -231,7 +231,7 @@ def test_reproduce_prints_a_table_and_writes_figures_and_a_page(
     out = tmp_path / "results"
     arguments = [str(file), "--out", str(out), "--epochs", "2", "--seeds", "0"]
     assert main(["figures", *arguments]) == 2
-    assert "run `efvfl reproduce small` first" in capsys.readouterr().err
+    assert f"run `efvfl reproduce {file}` first" in capsys.readouterr().err
     assert main(["reproduce", *arguments, "--workers", "1"]) == 0
     printed = capsys.readouterr().out
     assert "Small: test accuracy (%), mean ± std over 1 seed" in " ".join(printed.split())

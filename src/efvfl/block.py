@@ -12,14 +12,26 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer as TorchOptimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from efvfl.errors import ConfigError, ProtocolError, nearest
+
+# What torch has and a party cannot use, and why.
+_UNFIT = {
+    "LBFGS": "it evaluates the loss many times a step, and a party cannot",
+    "SparseAdam": "it takes sparse gradients only, and these are dense",
+    "ReduceLROnPlateau": "it needs a loss that parties do not have",
+    "ChainedScheduler": "it needs schedulers that are made already, and each participant makes its own",
+    "SequentialLR": "it needs schedulers that are made already, and each participant makes its own",
+}
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Any optimiser of `torch.optim` by name, and any learning-rate scheduler, stepped once an epoch."""
+    """An optimiser of `torch.optim` by name, and a learning-rate scheduler, stepped once an epoch.
+
+    All are there but LBFGS, SparseAdam, ReduceLROnPlateau, ChainedScheduler and SequentialLR.
+    """
 
     name: str = "SGD"
     options: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.1})
@@ -27,16 +39,10 @@ class Optimizer:
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse names torch does not have, and the two that need more than a gradient."""
-        _class_named(self.name, torch.optim, TorchOptimizer, "optimiser")
-        if self.name == "LBFGS":
-            raise ConfigError(
-                "LBFGS evaluates the loss many times a step, and a party cannot: choose another optimiser."
-            )
+        """Refuse names torch does not have, and those that need more than a gradient."""
+        _check_name(self.name, torch.optim, TorchOptimizer, "optimiser")
         if self.scheduler:
-            _class_named(self.scheduler, torch.optim.lr_scheduler, LRScheduler, "scheduler")
-        if self.scheduler == ReduceLROnPlateau.__name__:
-            raise ConfigError("ReduceLROnPlateau needs a loss that parties do not have: choose another scheduler.")
+            _check_name(self.scheduler, torch.optim.lr_scheduler, LRScheduler, "scheduler")
 
     def build(self, parameters: Iterable[nn.Parameter]) -> TorchOptimizer:
         """Return the optimiser for these parameters."""
@@ -60,8 +66,11 @@ class Optimizer:
         return made
 
 
-def _class_named(name: str, module: Any, base: type, what: str) -> None:
-    known = {n for n, c in vars(module).items() if isinstance(c, type) and issubclass(c, base) and c is not base}
+def _check_name(name: str, module: Any, base: type, what: str) -> None:
+    found = {n for n, c in vars(module).items() if isinstance(c, type) and issubclass(c, base) and c is not base}
+    known = {n for n in found if n not in _UNFIT and not n.startswith("_")}
+    if name in found and name in _UNFIT:
+        raise ConfigError(f"{name} does not work here: {_UNFIT[name]}: choose another {what}. {nearest('', known)}")
     if name not in known:
         raise ConfigError(f"torch has no {what} {name!r}. {nearest(name, known)}")
 

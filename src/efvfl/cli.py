@@ -166,14 +166,14 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     import torch
 
     from efvfl import config as configs
-    from efvfl import crew
+    from efvfl import crew, own
     from efvfl.experiment import load_data, make_federation
     from efvfl.plot import draw_runs
     from efvfl.screen import comparison, ledger_table
 
     crew.refuse("run")
     config = configs.load(options.file)
-    sys.path.insert(0, str(options.file.parent.resolve()))  # your own models may lie beside the file
+    own.look_in(options.file.parent)
     config = replace(config, **{k: getattr(options, k) for k in ("epochs", "seed") if getattr(options, k) is not None})
     if options.device:
         config = configs.on_device(config, options.device)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
-from efvfl.compress import Compressor, lookup
-from efvfl.errors import ConfigError, nearest
+from efvfl import own
+from efvfl.compress import REGISTRY, Compressor, lookup
+from efvfl.errors import ConfigError
 from efvfl.methods import Agreement, Method, cvfl, efvfl, svfl
 from efvfl.protect import Protection
-from efvfl.schedule import Ramp
+from efvfl.reading import read as read
 
-Made = TypeVar("Made")
+SGD_RATE = 1.0  # of [optimizer], unless it says otherwise
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,12 @@ class ModelConfig:
     precision: Literal["float32", "bfloat16"] = "float32"  # what it computes in; all else stays in float32
 
     def __post_init__(self) -> None:
-        """Refuse layers without entries."""
+        """Refuse layers without entries, and settings that this model does not take."""
         at_least(1, width=self.width, **{f"hidden[{i}]": size for i, size in enumerate(self.hidden)})
+        if ":" in self.name or self.name in ("linear", "mvcnn", "resnet18"):  # a name with a typo is answered later
+            _refuse_useless(self, "model", ("hidden", "activation", "last"))
+        if self.name in ("mlp", "linear"):
+            _refuse_useless(self, "model", ("options",))
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,24 @@ class FusionConfig:
     hidden: tuple[int, ...] = ()
     activation: str = "relu"
     options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse settings that this module does not take."""
+        if ":" in self.name:
+            _refuse_useless(self, "fusion", ("hidden", "activation"))
+        if self.name == "mlp":
+            _refuse_useless(self, "fusion", ("options",))
+
+
+def _refuse_useless(module: ModelConfig | FusionConfig, table: str, names: tuple[str, ...]) -> None:
+    """Refuse what is set although the module of this name does not get it."""
+    for f in fields(module):
+        default = f.default_factory() if f.default_factory is not MISSING else f.default
+        if f.name in names and getattr(module, f.name) != default:
+            advice = "Give it in options" if ":" in module.name and f.name != "options" else "Leave it out"
+            raise ConfigError(
+                f"{table}.{f.name} is set, but it would have no effect: {module.name!r} does not get it. {advice}."
+            )
 
 
 @dataclass(frozen=True)
@@ -155,7 +177,7 @@ class RunConfig:
     method: MethodConfig = field(default_factory=MethodConfig)
     agreement: Agreement = field(default_factory=Agreement)
     protect: Protection = field(default_factory=Protection)  # the label holder's own choice
-    optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "SGD", "lr": 1.0})
+    optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "SGD", "lr": SGD_RATE})
     party: tuple[PartyConfig, ...] = ()
     private_seed: int | None = None  # the server's, of x0 and its noise; left out: follows from `seed`
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -237,66 +259,6 @@ def load(path: Path) -> RunConfig:
     return read(RunConfig, table, path.name)
 
 
-def read(cls: type[Made], table: dict[str, Any], where: str) -> Made:
-    """Make a dataclass from a table, with every key known and every type right."""
-    hints = get_type_hints(cls)
-    known = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type]
-    for key in table:
-        if key not in known:
-            raise ConfigError(f"{where}: there is no key {key!r} here. {nearest(key, known)}")
-    for name, f in known.items():
-        if f.default is MISSING and f.default_factory is MISSING and name not in table:
-            raise ConfigError(f"{where}: the key {name!r} is missing.")
-    return cls(**{key: _value(hints[key], value, f"{where}: {key}") for key, value in table.items()})
-
-
-def _value(hint: Any, value: Any, where: str) -> Any:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        if value in args:
-            return value
-        hint_text = nearest(str(value), [str(a) for a in args])
-        raise ConfigError(f"{where} = {value!r} came. {hint_text}")
-    if origin in (Union, UnionType):
-        if isinstance(value, dict):
-            return _value(next(a for a in args if is_dataclass(a)), value, where)
-        if isinstance(value, list) and (lists := [a for a in args if get_origin(a) is tuple]):
-            return _value(lists[0], value, where)
-        args = tuple(a for a in args if isinstance(a, type) and not is_dataclass(a))
-        if any(_fits(a, value) for a in args):
-            return value
-    elif is_dataclass(hint) and isinstance(value, dict):
-        return read(hint, value, where)  # type: ignore[arg-type]
-    elif origin is tuple and isinstance(value, list):
-        return tuple(_value(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    elif (origin is dict and isinstance(value, dict)) or (isinstance(hint, type) and _fits(hint, value)):
-        return value
-    raise ConfigError(f"{where} = {value!r} came, {_name(hint)} is expected.")
-
-
-def _fits(hint: type, value: Any) -> bool:
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
-
-
-def _name(hint: Any) -> str:
-    if hint is not Ramp and (is_dataclass(hint) or get_origin(hint) is dict):
-        return "a table"
-    if get_origin(hint) is tuple:
-        return "a list"
-    names = {
-        int: "a whole number",
-        float: "a number",
-        str: "a text",
-        bool: "true or false",
-        Ramp: "a ramp { start, stop, steps }",
-    }
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(_name(a) for a in get_args(hint))
-    return names.get(hint, str(hint))
-
-
 def compressor_from(table: dict[str, Any]) -> Compressor | None:
     """Make a compressor from `{ name = ..., knobs }`; an empty table is none."""
     if not table:
@@ -305,4 +267,17 @@ def compressor_from(table: dict[str, Any]) -> Compressor | None:
     name = knobs.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"a compressor needs a name, such as {{ name = 'topk', ratio = 0.1 }}, but {table} came.")
-    return read(lookup(name), knobs, f"compressor {name}")
+    return read(_own_compressor(name) if ":" in name else lookup(name), knobs, f"compressor {name}")
+
+
+def _own_compressor(path: str) -> type[Compressor]:
+    """Return the class that 'package.module:Class' names; importing it has registered it."""
+    try:
+        found = own.attribute(path)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot import the compressor {path!r}: {error}") from error
+    if not isinstance(found, type) or found not in REGISTRY.values():
+        raise ConfigError(
+            f"{path!r} is {found!r}, a class under @register(name, code) is expected: see docs/adding-a-compressor.md."
+        )
+    return found

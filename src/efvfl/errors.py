@@ -5,6 +5,7 @@ EfvflError
 ├── ConfigError        a setting that cannot work: unknown key, wrong type, methods that do not fit together
 ├── CompressionError   a block that no compressor may send: NaN, infinity, wrong dtype
 ├── DataError          a data set that is missing, cut short or not what it should be
+│   └── InputError     the same of rows handed to an estimator: a ValueError, as scikit-learn has it
 ├── WireError          bytes that are not a packet or a message of ours
 ├── ProtocolError      a well-formed message that does not belong here: wrong kind, step or shape
 ├── CheckpointError    a saved state that cannot be read, written or does not fit
@@ -39,6 +40,15 @@ class CompressionError(EfvflError, ValueError):
 
 class DataError(EfvflError):
     """A data set that is missing, cut short or not what it should be."""
+
+    def __init__(self, what: str, advice: str = "") -> None:
+        """Say what is wrong, and apart from it what to do in a file: an estimator has other advice."""
+        super().__init__(f"{what} {advice}" if advice else what)
+        self.what, self.advice = what, advice
+
+
+class InputError(DataError, ValueError):
+    """Rows that an estimator cannot take."""
 
 
 class WireError(EfvflError, ValueError):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from efvfl import losses, models, vision
 from efvfl.block import Optimizer
-from efvfl.config import FusionConfig, ModelConfig, RunConfig
+from efvfl.config import SGD_RATE, FusionConfig, ModelConfig, RunConfig
 from efvfl.data import Dataset, catalogue, digits, npz, npz_files
 from efvfl.data.npz import classes_of
 from efvfl.device import place
@@ -39,10 +39,10 @@ def load_data(config: RunConfig, folder: Path) -> Dataset:
         if len(own) != len(config.party):
             absent = [party.name for party in config.party if not party.data]
             raise ConfigError(f"some parties have a file of their own, so all need one. Without: {', '.join(absent)}.")
-        return npz_files(folder / chosen.path, own, config.seed, (chosen.validation, chosen.test))
-    if chosen.name == "npz":
-        return npz(folder / chosen.path, config.seed, chosen.validation, chosen.test)
-    if chosen.name == "digits":
+        data = npz_files(folder / chosen.path, own, config.seed, (chosen.validation, chosen.test))
+    elif chosen.name == "npz":
+        data = npz(folder / chosen.path, config.seed, chosen.validation, chosen.test)
+    elif chosen.name == "digits":
         data = digits(config.seed, chosen.validation, chosen.test)
     else:
         data = catalogue.load(chosen.name, config.seed, augment=chosen.augment)
@@ -85,7 +85,10 @@ def make_loss(config: RunConfig, labels: Tensor, classes: int) -> Loss:
 
 
 def make_optimizer(table: dict[str, Any]) -> Optimizer:
-    """Make an optimiser from `{ name, lr, ..., scheduler = { name, ... } }`."""
+    """Make an optimiser from `{ name, lr, ..., scheduler = { name, ... } }`.
+
+    SGD has the rate of a file without a table unless this one has its own; others have torch's.
+    """
     options = dict(table)
     given = options.pop("scheduler", {})
     if not isinstance(given, dict) or (given and "name" not in given):
@@ -94,7 +97,10 @@ def make_optimizer(table: dict[str, Any]) -> Optimizer:
             "{ name = 'CosineAnnealingLR', T_max = 20 }."
         )
     scheduler = dict(given)
-    return Optimizer(options.pop("name", "SGD"), options, scheduler.pop("name", ""), scheduler)
+    name = options.pop("name", "SGD")
+    if name == "SGD":
+        options.setdefault("lr", SGD_RATE)
+    return Optimizer(name, options, scheduler.pop("name", ""), scheduler)
 
 
 def model_config(config: RunConfig, name: str) -> ModelConfig:
@@ -167,6 +173,13 @@ def make_federation(config: RunConfig, data: Dataset, folder: Path | None = None
     columns = dict(zip(data.names, data.train.features, strict=True))
     locals_ = [local_model(config, name, x[0], data.encoders.get(name)) for name, x in columns.items()]
     widths = [model_width(model, x, name)[0] for model, (name, x) in zip(locals_, columns.items(), strict=True)]
+    for name, width in zip(columns, widths, strict=True):
+        chosen = model_config(config, name)
+        if chosen.width not in (width, ModelConfig().width):  # left out, it is not a promise
+            raise ConfigError(
+                f"model.width = {chosen.width} came, but {chosen.name!r} of {name!r} returns {width} numbers for a "
+                "row: change one of the two."
+            )
     head = head_model(config, widths, data.classes)
 
     def rows(split: Split | None) -> tuple[dict[str, Any], Any] | None:

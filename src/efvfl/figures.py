@@ -16,7 +16,7 @@ from efvfl.checkpoint import write_atomically
 from efvfl.plot import COLOURS
 from efvfl.runner import Result
 from efvfl.sweep import Figure, Sweep
-from efvfl.tables import Results
+from efvfl.tables import Results, measure
 
 Values = NDArray[np.float64]
 Axis = Literal["paper", "sent"]  # megabytes by the paper's formula, or those really sent in both directions
@@ -60,16 +60,17 @@ def draw(sweep: Sweep, figure: Figure, results: Results, axis: Axis) -> Canvas:
     canvas = Canvas(figsize=(6.4 * columns, 2.6 * lines), layout="constrained")
     grid = canvas.subplots(lines, 2 * columns, squeeze=False)
     rows = {cell.name: cell.row for cell in sweep.cells}
+    shown = measure(sweep, results, ("validation", "test", "train"))
     for i, panel in enumerate(figure.panels):
         left, right = grid[i // columns][2 * (i % columns) : 2 * (i % columns) + 2]
         for name in (run for run in panel.runs if run in results):
             style, done = _style(rows[name]), results[name]
             _band(left, _stack(done, "epoch")[0], _left(done, figure.left), rows[name], style)
-            _band(right, _megabytes(done, axis), _stack(done, "validation_accuracy"), rows[name], style)
+            _band(right, _megabytes(done, axis), _stack(done, shown.column), rows[name], style)
         left.set(xlabel="epoch", ylabel="squared gradient norm" if figure.left == "gradient" else "training loss")
         left.set(yscale="log", title=panel.title)
         right.set(xlabel="MB, paper's formula" if axis == "paper" else "MB sent, both ways", xscale="log")
-        right.set(ylabel="validation accuracy")
+        right.set(ylabel=shown.title)
         for axes in (left, right):
             axes.grid(True, alpha=0.3)
             axes.spines[["top", "right"]].set_visible(False)

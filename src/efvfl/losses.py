@@ -67,8 +67,14 @@ def _huber(output: Tensor, target: Tensor) -> Tensor:
 
 
 def _r2(output: Tensor, target: Tensor) -> float:
-    spread = float((target - target.double().mean()).square().sum())
-    return 1 - float((_flat(output, target) - target).double().square().sum()) / max(spread, torch.finfo().tiny)
+    """The mean over outputs of each one's own R2: one mean for all would praise a model for telling them apart.
+
+    Where a target does not vary, it is 1 for no error and 0 for any, as scikit-learn has it.
+    """
+    missed = (_flat(output, target) - target).double().square().sum(0)
+    spread = (target - target.double().mean(0)).square().sum(0)
+    each = torch.where(spread > 0, 1 - missed / spread, (missed == 0).double())
+    return float(each.mean())
 
 
 LOSSES = {

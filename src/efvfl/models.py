@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from efvfl import own
 from efvfl.errors import ConfigError, nearest
 from efvfl.rng import seeded
 
@@ -41,10 +41,9 @@ def mlp(
 
 def imported(path: str, options: Mapping[str, Any]) -> nn.Module:
     """Return `attribute(**options)` for a path 'package.module:attribute' of your own."""
-    module, _, attribute = path.partition(":")
     try:
-        factory: Callable[..., object] = getattr(importlib.import_module(module), attribute)
-        made = factory(**options)
+        factory: Any = own.attribute(path)
+        made: object = factory(**options)
     except (ImportError, AttributeError, TypeError) as error:
         raise ConfigError(f"cannot make the model {path!r} with {dict(options)}: {error}") from error
     if not isinstance(made, nn.Module):

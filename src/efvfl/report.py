@@ -14,7 +14,9 @@ from efvfl.tables import Results
 def page(sweep: Sweep, results: Results, comparable: bool = True) -> str:
     """Return the page. It loads nothing from anywhere."""
     parts = [f"<h1>{escape(sweep.title)}</h1><p>{escape(sweep.about)}</p>"]
-    parts.append("<h2>Test accuracy (%)</h2>" + html.table(*tables.rows_of(sweep, results, comparable)))
+    shown = tables.measure(sweep, results)
+    heading = f"<h2>{shown.title.capitalize()}{shown.unit}</h2>"
+    parts.append(heading + html.table(*tables.rows_of(sweep, results, comparable)))
     parts.append("<p>Mean ± standard deviation over seeds. * more than two of the paper's deviations away.</p>")
     parts.append("<h2>Sent in one run</h2>" + html.table(*tables.communication(sweep, results)))
     if sweep.error:

@@ -24,9 +24,8 @@ def chosen(options: argparse.Namespace) -> Sweep:
     seeds = tuple(options.seeds) if options.seeds else None
     epochs, data = options.epochs, None
     if options.quick:
-        seeds, epochs = seeds or plan.seeds[:1], epochs or QUICK_EPOCHS
-        names = {cell.config.data.name for cell in plan.cells}
-        if not all(catalogue.present(name) for name in names) and plan.cells[0].config.model.name == "mlp":
+        seeds, epochs = seeds or plan.seeds[:1], QUICK_EPOCHS if epochs is None else epochs
+        if not all(catalogue.present(name) for name in _catalogued(plan)) and plan.cells[0].config.model.name == "mlp":
             data = "digits"
     return sweep.changed(plan, seeds=seeds, epochs=epochs, subset=options.subset, data=data)
 
@@ -39,13 +38,13 @@ def reproduce(options: argparse.Namespace, console: Console) -> None:
     plan = chosen(options)
     folder = options.out / plan.name
     if options.command == "reproduce":
-        for name in {cell.config.data.name for cell in plan.cells}:
+        for name in _catalogued(plan):
             catalogue.require(name)
         _run(plan, folder, options, console)
     results = tables.collect(plan, folder)
     if not results:
         raise ConfigError(
-            f"there are no results of {plan.name!r} in {folder}: run `efvfl reproduce {plan.name}` first."
+            f"there are no results of {plan.name!r} in {folder}: run `efvfl reproduce {options.task}` first."
         )
     comparable = plan.cells[0].config.data.name != "digits"
     console.print(tables.on_screen(plan, results, comparable))
@@ -54,6 +53,11 @@ def reproduce(options: argparse.Namespace, console: Console) -> None:
     write_atomically(page, report.page(plan, results, comparable).encode())
     for path in (*(p for p in paths if p.suffix == ".png"), page):
         console.print(f"Written: {path}", soft_wrap=True)
+
+
+def _catalogued(plan: Sweep) -> set[str]:
+    """Return the data sets an experiment needs that are not files of your own."""
+    return {cell.config.data.name for cell in plan.cells} - set(catalogue.OWN)
 
 
 def _run(plan: Sweep, folder: Path, options: argparse.Namespace, console: Console) -> None:

@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from efvfl.errors import CheckpointError, CompressionError, ConfigError
+from efvfl import own
+from efvfl.errors import CheckpointError, CompressionError, ConfigError, DataError
 from efvfl.sweep import Job
 from efvfl.train import finite_or_null
 
@@ -75,7 +76,9 @@ def run_job(job: Job, folder: Path, progress: Callable[[int], None] | None = Non
         part.unlink(missing_ok=True)  # left by a kill between the result and its clean-up
         return
     torch.set_num_threads(job.config.threads or 1)
-    federation = make_federation(job.config, load_data(job.config, Path()))
+    if job.folder:
+        own.look_in(job.folder)
+    federation = make_federation(job.config, load_data(job.config, job.folder or Path()))
     records: list[Record] = []
     if part.exists():
         with contextlib.suppress(CheckpointError):  # an unreadable one costs time, not the result
@@ -110,6 +113,27 @@ def _result(job: Job, records: Sequence[Any]) -> Result:
     return Result(job.cell, asdict(job.config), columns, records[-1].ledger, versions)
 
 
+def check(jobs: Sequence[Job]) -> None:
+    """Build every cell once: a mistake in the last one is found before the first has trained for hours."""
+    from efvfl.experiment import load_data, make_federation
+
+    first: dict[str, Job] = {}
+    for job in jobs:
+        first.setdefault(job.cell, job)
+    loaded: tuple[Any, Any] = (None, None)
+    for job in first.values():
+        config, folder = job.config, job.folder
+        if folder:
+            own.look_in(folder)
+        rows = (config.seed, config.data, config.party, config.agreement, config.label_holder, config.loss)
+        try:
+            if loaded[0] != rows:  # most cells of a sweep train on the same
+                loaded = (rows, load_data(config, folder or Path()))
+            make_federation(config, loaded[1])
+        except (ConfigError, DataError) as error:
+            raise type(error)(f"run {job.cell!r}: {error}") from error
+
+
 Report = Callable[[Job, int], None]  # a job has finished so many epochs
 
 
@@ -121,6 +145,7 @@ def run_all(
     open_jobs = [job for job in jobs if not (folder / job.file).exists()]
     if not open_jobs:
         return
+    check(open_jobs)
     if engine == "ray":
         _run_on_ray(open_jobs, folder, report)
         return

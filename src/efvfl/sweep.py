@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from efvfl import losses, own
 from efvfl.config import RunConfig, read
 from efvfl.errors import ConfigError, nearest
 
@@ -42,6 +43,17 @@ class Cell:
     column: str
     config: RunConfig
 
+    def __post_init__(self) -> None:
+        """Refuse what would have no result, or no place in a table."""
+        for key in ("name", "row", "column"):
+            if not isinstance(value := getattr(self, key), str):
+                raise ConfigError(f"run {self.name!r}: {key} = {value!r} came, a text is expected.")
+        if self.config.epochs < 1:
+            raise ConfigError(
+                f"run {self.name!r}: epochs = {self.config.epochs} came, at least 1 is expected: without training "
+                "there is no result."
+            )
+
 
 @dataclass(frozen=True)
 class Job:
@@ -49,16 +61,18 @@ class Job:
 
     cell: str
     config: RunConfig
+    folder: Path | None = None  # of an experiment of your own: its data and modules lie there
 
     @property
     def key(self) -> str:
-        """A hash of the whole configuration: equal keys are the same run.
+        """A hash of the whole configuration, and of data and modules of your own: equal keys are the same run.
 
         Settings that have their default are left out, so that a setting added later does not orphan old results.
         """
-        chosen = _unlike(asdict(self.config), asdict(RunConfig()))
-        text = json.dumps({"format": FORMAT, "config": chosen}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        table = {"format": FORMAT, "config": _unlike(asdict(self.config), asdict(RunConfig()))}
+        if brought := _brought(self.config, self.folder):
+            table["brought"] = brought
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def file(self) -> str:
@@ -78,6 +92,18 @@ def _unlike(table: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
+def _brought(config: RunConfig, folder: Path | None) -> dict[str, str]:
+    """Return digests of the files a run brings along, by their names in it: with other contents it is another run."""
+    if folder:
+        own.look_in(folder)
+    files = [config.data.path, *(party.data.path for party in config.party if party.data)]
+    models = [config.model, *(party.model for party in config.party if party.model)]
+    tables = (config.method.compressor, config.method.down, config.method.fusion)
+    names = [config.fusion.name, *(model.name for model in models), *(str(table.get("name", "")) for table in tables)]
+    found = {path: own.digest_of_file((folder or Path()) / path) for path in files if path}
+    return found | {name: own.digest_of_module(name.partition(":")[0]) for name in names if ":" in name}
+
+
 @dataclass(frozen=True)
 class Sweep:
     """All runs of one task."""
@@ -89,10 +115,39 @@ class Sweep:
     cells: tuple[Cell, ...]
     figures: tuple[Figure, ...]
     error: float = 0.0  # Table 1's delta: what is sent until the mean squared gradient is no larger; 0: no such table
+    folder: Path | None = None  # of an experiment of your own
+
+    def __post_init__(self) -> None:
+        """Refuse runs that no table can show side by side, before any has trained."""
+        names = [cell.name for cell in self.cells]
+        if len(set(names)) != len(names) or not all(names):
+            raise ConfigError(f"{self.name}: an experiment needs runs, each with a name of its own, but {names} came.")
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise ConfigError(f"{self.name}: seeds = {list(self.seeds)} came, one or more are expected, all different.")
+        places: dict[tuple[str, str], str] = {}
+        for cell in self.cells:
+            other = places.setdefault((cell.row, cell.column), cell.name)
+            if other != cell.name:
+                raise ConfigError(
+                    f"{self.name}: runs {other!r} and {cell.name!r} have the same row {cell.row!r} and column "
+                    f"{cell.column!r}, and a table shows one there: change one of them."
+                )
+        metrics = {losses.lookup(cell.config.loss).metric_name for cell in self.cells}
+        if len(metrics) > 1:
+            raise ConfigError(
+                f"{self.name}: losses measured by {' and by '.join(sorted(metrics))} do not fit into one table: make "
+                "an experiment of each."
+            )
+
+    @property
+    def metric(self) -> str:
+        """What the loss of all runs is measured by."""
+        return losses.lookup(self.cells[0].config.loss).metric_name
 
     def jobs(self) -> list[Job]:
         """Return every cell with every seed, seed by seed, so that a sweep that stopped early is still a table."""
-        return [Job(cell.name, replace(cell.config, seed=seed)) for seed in self.seeds for cell in self.cells]
+        pairs = [(seed, cell) for seed in self.seeds for cell in self.cells]
+        return [Job(cell.name, replace(cell.config, seed=seed), self.folder) for seed, cell in pairs]
 
 
 @dataclass(frozen=True)
@@ -119,37 +174,43 @@ def load(task: str) -> Sweep:
     if task.endswith(".toml"):
         path = Path(task)
         try:
-            return parse(path.read_text(encoding="utf-8"), path.stem)
-        except OSError as error:
+            return parse(path.read_text(encoding="utf-8"), path.stem, path.resolve().parent)
+        except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read {path}: {error}") from error
     if task not in tasks():
         raise ConfigError(f"there is no experiment {task!r}. {nearest(task, tasks())}")
     return parse((resources.files("efvfl") / "experiments" / f"{task}.toml").read_text(encoding="utf-8"), task)
 
 
-def parse(text: str, name: str) -> Sweep:
-    """Read an experiment from TOML."""
+def parse(text: str, name: str, folder: Path | None = None) -> Sweep:
+    """Read an experiment from TOML; data and modules of its own lie in `folder`."""
     try:
         file = read(_File, tomllib.loads(text), name)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name} is not TOML: {error}") from error
     cells = tuple(_cell(file.base, dict(run), name) for run in file.run)
     names = [cell.name for cell in cells]
-    if len(set(names)) != len(names) or not cells:
-        raise ConfigError(f"{name}: an experiment needs runs, each with a name of its own, but {names} came.")
+    if not cells:
+        raise ConfigError(f"{name}: an experiment needs runs, but there is no [[run]].")
+    made = Sweep(name, file.title, file.about, file.seeds, cells, file.figure, file.error, folder)
     for figure in file.figure:
         for run in (run for panel in figure.panels for run in panel.runs):
             if run not in names:
                 raise ConfigError(f"{name}: {figure.name} draws {run!r}, which is not a run. {nearest(run, names)}")
-    return Sweep(name, file.title, file.about, file.seeds, cells, file.figure, file.error)
+    return made
 
 
 def _cell(base: dict[str, Any], run: dict[str, Any], where: str) -> Cell:
-    """Lay a run over the base: a table's keys replace those of the base's table, one level deep."""
+    """Lay a run over the base: a table's keys replace those of the base's table, one level deep.
+
+    A run without a row has one of its own, called as the run is.
+    """
     labels = {key: run.pop(key, "") for key in ("name", "row", "column")}
+    labels["row"] = labels["row"] or labels["name"]
     merged = dict(base)
     for key, value in run.items():
-        merged[key] = {**base.get(key, {}), **value} if isinstance(value, dict) else value
+        below = base.get(key)
+        merged[key] = below | value if isinstance(below, dict) and isinstance(value, dict) else value
     return Cell(**labels, config=read(RunConfig, merged, f"{where}: run {labels['name']!r}"))
 
 

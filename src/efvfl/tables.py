@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from itertools import accumulate
@@ -18,16 +18,50 @@ from efvfl.sweep import Sweep
 Results = Mapping[str, list[Result]]  # by cell, one for each seed that is done
 
 
+SPLITS = ("test", "validation", "train")  # which rows a table is about: the first that all its runs have
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a table shows of a run: a metric, and of which rows."""
+
+    split: str = "test"
+    metric: str = "accuracy"
+
+    @property
+    def column(self) -> str:
+        """Its name in a result."""
+        return f"{self.split}_{self.metric}"
+
+    @property
+    def title(self) -> str:
+        """Its name for people."""
+        return f"{'training' if self.split == 'train' else self.split} {self.metric}"
+
+    @property
+    def unit(self) -> str:
+        """What follows the name in a table: accuracies are in percent."""
+        return " (%)" if self.metric == "accuracy" else ""
+
+
+def measure(sweep: Sweep, results: Results, splits: Sequence[str] = SPLITS) -> Measure:
+    """Return what the results of a sweep are compared by: the loss's metric on the first of `splits` all have."""
+    columns = [set(result.columns) for done in results.values() for result in done]
+    choices = [Measure(split, sweep.metric) for split in splits]
+    return next((c for c in choices if all(c.column in names for names in columns)), choices[-1])
+
+
 @dataclass(frozen=True)
 class Score:
-    """Test accuracy in percent over seeds."""
+    """A metric over seeds; accuracy is in percent."""
 
     mean: float
     std: float
     seeds: int = 0  # 0: as printed in the paper
+    digits: int = 1
 
     def __str__(self) -> str:
-        return f"{self.mean:.1f} ± {self.std:.1f}"
+        return f"{self.mean:.{self.digits}f} ± {self.std:.{self.digits}f}"
 
 
 def collect(sweep: Sweep, folder: Path) -> dict[str, list[Result]]:
@@ -40,10 +74,11 @@ def collect(sweep: Sweep, folder: Path) -> dict[str, list[Result]]:
     return {cell: results for cell, results in found.items() if results}
 
 
-def score(results: list[Result]) -> Score:
-    """Return mean and standard deviation of the last epoch's test accuracy."""
-    values = [100 * result.columns["test_accuracy"][-1] for result in results]
-    return Score(mean(values), stdev(values) if len(values) > 1 else 0.0, len(values))
+def score(results: list[Result], shown: Measure = Measure()) -> Score:  # noqa: B008  (frozen)
+    """Return mean and standard deviation of the last epoch's metric, test accuracy unless told otherwise."""
+    factor, digits = (100, 1) if shown.metric == "accuracy" else (1, 3)
+    values = [factor * result.columns[shown.column][-1] for result in results]
+    return Score(mean(values), stdev(values) if len(values) > 1 else 0.0, len(values), digits)
 
 
 def paper_scores(task: str) -> dict[tuple[str, str], Score]:
@@ -61,12 +96,12 @@ def differs(ours: Score, paper: Score) -> bool:
 def rows_of(sweep: Sweep, results: Results, comparable: bool = True) -> tuple[list[str], list[list[str]]]:
     """Return the headings and the rows of a task's block; `*` marks a difference of more than two deviations."""
     paper = paper_scores(sweep.name) if comparable else {}
+    shown = measure(sweep, results)
     columns = list(dict.fromkeys(cell.column for cell in sweep.cells))
     body = []
     for row in dict.fromkeys(cell.row for cell in sweep.cells):
-        ours = {
-            cell.column: score(results[cell.name]) for cell in sweep.cells if cell.row == row and cell.name in results
-        }
+        cells = [cell for cell in sweep.cells if cell.row == row and cell.name in results]
+        ours = {cell.column: score(results[cell.name], shown) for cell in cells}
         marks = {c: "*" if (row, c) in paper and differs(s, paper[row, c]) else "" for c, s in ours.items()}
         body.append([row, "ours", *(f"{ours[c]}{marks[c]}" if c in ours else "" for c in columns)])
         if any((row, c) in paper for c in columns):
@@ -78,7 +113,9 @@ def on_screen(sweep: Sweep, results: Results, comparable: bool = True) -> Table:
     """Return the block for the terminal: a line for every compressor, ours above the paper's."""
     headings, body = rows_of(sweep, results, comparable)
     seeds = min((len(r) for r in results.values()), default=0)
-    table = Table(title=f"{sweep.title}: test accuracy (%), mean ± std over {seeds} seed{'s' * (seeds != 1)}")
+    shown = measure(sweep, results)
+    heading = f"{sweep.title}: {shown.title}{shown.unit}, mean ± std over {seeds} seed{'s' * (seeds != 1)}"
+    table = Table(title=heading)
     methods = list(dict.fromkeys(row[0] for row in body if row[0]))
     table.add_column("compressor", no_wrap=True)
     for method in methods:

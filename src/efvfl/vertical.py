@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from efvfl import observe
 from efvfl.config import RunConfig, read
-from efvfl.errors import ConfigError, nearest
+from efvfl.errors import ConfigError, DataError, InputError, nearest
 from efvfl.experiment import head_model, make_optimizer
 from efvfl.local import federate
 from efvfl.losses import Loss
@@ -95,7 +96,8 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
     def _table(self, X: Any, fitting: bool) -> polars.DataFrame:
         """Return the columns as a table with the names they had in `fit`."""
         if hasattr(X, "columns"):
-            frame = as_frame(X)
+            with _input():
+                frame = as_frame(X)
             validate_data(self, frame, reset=fitting, skip_check_array=True)
             if fitting and (frame.height < 2 or not frame.width):
                 raise ConfigError(f"{frame.height} sample(s) of {frame.width} feature(s) came: at least 2 of 1 needed.")
@@ -115,7 +117,8 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         rows, held = self._split(strata, seed)
         run = self._run(seed, len(rows), loss.name)
         parties = parties_of(self.columns, frame.columns)
-        self.encoders_ = {name: Encoder.fit(frame[rows].select(chosen), Settings()) for name, chosen in parties.items()}
+        with _input():
+            self.encoders_ = {n: Encoder.fit(frame[rows].select(chosen), Settings()) for n, chosen in parties.items()}
         features = self._features(frame)
         local = [self._local_model(run, name, encoder.layout) for name, encoder in self.encoders_.items()]
         self.federation_ = federate(
@@ -218,7 +221,8 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
 
     def _features(self, frame: polars.DataFrame) -> dict[str, Tensor]:
         """Return every party's columns as numbers."""
-        return {name: torch.from_numpy(encoder.transform(frame)) for name, encoder in self.encoders_.items()}
+        with _input():
+            return {name: torch.from_numpy(encoder.transform(frame)) for name, encoder in self.encoders_.items()}
 
     def _output(self, X: Any) -> NDArray[np.float64]:
         """Return the trained network's output, in float64 so that a row's does not depend on the rows around it."""
@@ -226,6 +230,16 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         features = [x.double() for x in self._features(self._table(X, fitting=False)).values()]
         output: NDArray[np.float64] = observe.predict(self._models, self._fusion, features).numpy()
         return output
+
+
+@contextmanager
+def _input() -> Iterator[None]:
+    """Raise what is wrong with rows as scikit-learn does, with advice that needs no run file."""
+    try:
+        yield
+    except DataError as error:
+        advice = " Mend this column of X, convert it or leave it out." if error.advice else ""
+        raise InputError(f"{error.what}{advice}") from error
 
 
 def default_batch_size(rows: int) -> int:

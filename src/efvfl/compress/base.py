@@ -65,16 +65,25 @@ Registered = TypeVar("Registered", bound=type[Compressor])
 
 
 def register(name: str, code: int) -> Callable[[Registered], Registered]:
-    """Make a compressor known by name (files, command line) and by code (wire)."""
+    """Make a compressor known by name (files, command line) and by code (wire).
+
+    The same class again, by its module and name, takes the place of the old one: a notebook's cell may run twice.
+    """
 
     def add(cls: Registered) -> Registered:
-        if name in REGISTRY or code in _BY_CODE or not 0 <= code < 256:
+        old = REGISTRY.get(name)
+        again = old is not None and old is _BY_CODE.get(code) and _whole_name(old) == _whole_name(cls)
+        if not again and (name in REGISTRY or code in _BY_CODE or not 0 <= code < 256):
             raise ConfigError(f"compressor {name!r} with code {code}: name or code is taken, or not below 256.")
         cls.name, cls.code = name, code
         REGISTRY[name] = _BY_CODE[code] = cls
         return cls
 
     return add
+
+
+def _whole_name(cls: type) -> tuple[str, str]:
+    return cls.__module__, cls.__qualname__
 
 
 def lookup(name: str) -> type[Compressor]:

@@ -15,6 +15,7 @@ from efvfl.data.digits import digits
 from efvfl.data.fetch import Progress, download, quiet
 from efvfl.errors import ConfigError, DataError, nearest
 
+OWN = ("npz", "table")  # in files: not data sets, but rows of your own
 VIEWS = "modelnet10/views12_32px.npz"
 MESH_URLS = (
     "https://3dshapenets.cs.princeton.edu/ModelNet10.zip",
@@ -129,9 +130,12 @@ def names() -> list[str]:
     return list(TABLE)
 
 
-def _entry(name: str) -> Entry:
+def _entry(name: str, more: tuple[str, ...] = ()) -> Entry:
+    """Return the entry of a data set; `more` are other names that could have been meant."""
+    if name in OWN:
+        raise ConfigError(f"{name!r} stands for rows of your own, in a file: there is no data set to get or to load.")
     if name not in TABLE:
-        raise ConfigError(f"there is no data set {name!r}. {nearest(name, TABLE)}")
+        raise ConfigError(f"there is no data set {name!r}. {nearest(name, (*TABLE, *more))}")
     return TABLE[name]
 
 
@@ -151,6 +155,7 @@ def present(name: str) -> bool:
 
 def require(name: str) -> None:
     """Refuse to go on without a data set, and say how to get it."""
+    _entry(name, OWN)
     now = status(name)
     if not now.present:
         raise store.missing(name, TABLE[name].place)
@@ -174,5 +179,5 @@ def load(name: str, seed: int = 0, augment: bool = True, subset: int = 0) -> Dat
     - `augment`: whether CIFAR is trained on random crops and flips; of no effect on the others.
     - `subset`: how many of the training rows to use, 0 for all.
     """
-    data = _entry(name).load(seed, augment)
+    data = _entry(name, OWN).load(seed, augment)
     return data.subset(subset, seed) if subset else data

@@ -62,6 +62,11 @@ def _has_own_files(config: RunConfig, folder: Path) -> bool:
 def hold(config: RunConfig, folder: Path, name: str, home: Path | None = None) -> Holding:
     """Load what a party holds, or the server (''); `home` is the participant's folder, where an alignment is."""
     party = name or config.label_holder
+    if config.data.subset and (has_tables(config) or _has_own_files(config, folder)):
+        raise ConfigError(
+            f"data.subset = {config.data.subset} is set, but it would have no effect: each participant uses all rows "
+            "of its own file. Leave it out."
+        )
     if has_tables(config):
         return tables.hold(config, folder, name, home)
     if _has_own_files(config, folder):

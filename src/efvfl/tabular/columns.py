@@ -104,12 +104,12 @@ class Category:
         if not declared and (len(levels) > MOST_LEVELS or (len(levels) == len(text) > 1)):
             raise DataError(
                 f"column {values.name!r} is text with {len(levels):,} different values in {len(text):,} training rows, "
-                f"such as {levels[0]!r}: it looks like an id or free text. Name it in `leave_out`, or say in `types` "
-                "what it is."
+                f"such as {levels[0]!r}: it looks like an id or free text.",
+                "Name it in `leave_out`, or say in `types` what it is.",
             )
         if len(levels) > (MOST_CODES - 1 if embed else MOST_LEVELS):
             advice = "Name it in `leave_out`" if embed else "Set `categories` to 'embed', or name it in `leave_out`"
-            raise DataError(f"category {values.name!r} has {len(levels):,} levels, which are too many. {advice}.")
+            raise DataError(f"category {values.name!r} has {len(levels):,} levels, which are too many.", f"{advice}.")
         return cls(values.name, tuple(levels), text.null_count() > 0, embed)
 
     @property
@@ -155,4 +155,4 @@ def fit_column(values: polars.Series, kind: Kind, embed: bool, declared: bool) -
 
 def all_missing(name: str) -> DataError:
     """Return the error about a column without any value."""
-    return DataError(f"column {name!r} has no value in any training row. Name it in `leave_out`.")
+    return DataError(f"column {name!r} has no value in any training row.", "Name it in `leave_out`.")

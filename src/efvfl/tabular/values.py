@@ -31,7 +31,7 @@ def kind_of(values: polars.Series) -> Kind:
         return "date"
     if kind in TEXTS:
         return "category"
-    raise DataError(f"column {values.name!r} holds {kind}, which no model takes. Name it in `leave_out`.")
+    raise DataError(f"column {values.name!r} holds {kind}, which no model takes.", "Name it in `leave_out`.")
 
 
 def numbers_of(values: polars.Series, kind: Kind) -> NDArray[np.float64]:
@@ -104,6 +104,6 @@ def _times(values: polars.Series) -> polars.Series:
 def _unlike(values: polars.Series, wrong: polars.Series, expected: str) -> DataError:
     example = wrong.drop_nulls()[0]
     return DataError(
-        f"column {values.name!r} holds {example!r} (as {values.dtype}), {expected} are expected. Mend the table, or "
-        "set `types` for this column."
+        f"column {values.name!r} holds {example!r} (as {values.dtype}), {expected} are expected.",
+        "Mend the table, or set `types` for this column.",
     )
