@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer as TorchOptimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from efvfl.errors import ConfigError, ProtocolError, nearest
+from efvfl.errors import CheckpointError, ConfigError, ProtocolError, nearest, shown
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,11 @@ class Optimizer:
     def __post_init__(self) -> None:
         """Refuse names torch does not have, and the two that need more than a gradient."""
         _class_named(self.name, torch.optim, TorchOptimizer, "optimiser")
+        for name, options in (("options", self.options), ("scheduler_options", self.scheduler_options)):
+            if not isinstance(options, Mapping):
+                raise ConfigError(
+                    f"{name} = {shown(options)} came, a dict is expected: write Optimizer('SGD', {{'lr': 0.1}})."
+                )
         if self.name == "LBFGS":
             raise ConfigError(
                 "LBFGS evaluates the loss many times a step, and a party cannot: choose another optimiser."
@@ -60,7 +65,9 @@ class Optimizer:
         return made
 
 
-def _class_named(name: str, module: Any, base: type, what: str) -> None:
+def _class_named(name: object, module: Any, base: type, what: str) -> None:
+    if not isinstance(name, str):
+        raise ConfigError(f"{shown(name)} came as {what}, its name is expected: write Optimizer('SGD', {{'lr': 0.1}}).")
     known = {n for n, c in vars(module).items() if isinstance(c, type) and issubclass(c, base) and c is not base}
     if name not in known:
         raise ConfigError(f"torch has no {what} {name!r}. {nearest(name, known)}")
@@ -212,6 +219,7 @@ class Block:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
+        self._check_learning(state)
         state = copy.deepcopy(state)  # torch would keep the caller's tensors
         self.module.load_state_dict(state["module"])
         unflatten(flatten(list(state["buffers"].values()), torch.float64), list(self.module.buffers()))
@@ -219,6 +227,18 @@ class Block:
             self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler:
             self.scheduler.load_state_dict(state["scheduler"])
+
+    def _check_learning(self, state: dict[str, Any]) -> None:
+        """Refuse the state of another optimiser: torch takes it, and fails at the next update."""
+        saved = [sorted(group) for group in state["optimizer"].get("param_groups", [])]
+        own = [sorted(group) for group in self.optimizer.param_groups] if self.optimizer else []
+        if saved != own:
+            raise CheckpointError(
+                f"the saved state is of an optimiser with {saved}, but this one has {own}: was another one chosen?"
+            )
+        if bool(state["scheduler"]) != (self.scheduler is not None):
+            have = "has one" if self.scheduler else "has none"
+            raise CheckpointError(f"the saved state is of another learning-rate scheduler: this run {have}.")
 
 
 def copies_of_buffers(module: nn.Module) -> dict[str, Tensor]:
