@@ -230,15 +230,16 @@ class Block:
 
     def _check_learning(self, state: dict[str, Any]) -> None:
         """Refuse the state of another optimiser: torch takes it, and fails at the next update."""
-        saved = [sorted(group) for group in state["optimizer"].get("param_groups", [])]
-        own = [sorted(group) for group in self.optimizer.param_groups] if self.optimizer else []
-        if saved != own:
-            raise CheckpointError(
-                f"the saved state is of an optimiser with {saved}, but this one has {own}: was another one chosen?"
-            )
         if bool(state["scheduler"]) != (self.scheduler is not None):
             have = "has one" if self.scheduler else "has none"
             raise CheckpointError(f"the saved state is of another learning-rate scheduler: this run {have}.")
+        saved = {name for group in state["optimizer"].get("param_groups", []) for name in group}
+        own = {name for group in self.optimizer.param_groups for name in group} if self.optimizer else set()
+        if saved != own:
+            raise CheckpointError(
+                f"the saved state is of another optimiser or scheduler: it has {sorted(saved - own)} that this one has not, "
+                f"and this one {sorted(own - saved)}."
+            )
 
 
 def copies_of_buffers(module: nn.Module) -> dict[str, Tensor]:
