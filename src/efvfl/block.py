@@ -237,8 +237,8 @@ class Block:
         own = {name for group in self.optimizer.param_groups for name in group} if self.optimizer else set()
         if saved != own:
             raise CheckpointError(
-                f"the saved state is of another optimiser or scheduler: it has {sorted(saved - own)} that this one has not, "
-                f"and this one {sorted(own - saved)}."
+                "the saved state is of another optimiser or scheduler: only the saved one has the options "
+                f"{sorted(saved - own)}, only this one {sorted(own - saved)}."
             )
 
 

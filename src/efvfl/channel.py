@@ -81,12 +81,16 @@ class Channel:
     def _encode(self, compressor: Compressor, residual: Tensor, step: int) -> Packet:
         self.paper_bits += compressor.paper_bits(tuple(residual.shape))
         started = time.perf_counter()
-        try:
-            packet = compressor.encode(residual.numpy(), at_step(self.key, step))
-        except CompressionError as error:
-            raise CompressionError(f"{self.what} cannot be sent at step {step}: {error}") from error
+        packet = self.try_out(compressor, residual, step)
         self.seconds += time.perf_counter() - started
         return packet
+
+    def try_out(self, compressor: Compressor, residual: Tensor, step: int) -> Packet:
+        """Return the packet that a residual becomes at a step, or say what cannot be sent; nothing is counted."""
+        try:
+            return compressor.encode(residual.numpy(), at_step(self.key, step))
+        except CompressionError as error:
+            raise CompressionError(f"{self.what} cannot be sent at step {step}: {error}") from error
 
     def decode(self, rows: Rows, packets: Packets, count: int) -> Tensor:
         """Return what the packets of `count` rows say, or refuse them; nothing is changed yet."""
