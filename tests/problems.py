@@ -1,12 +1,13 @@
 """Small problems that the tests share."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from efvfl import Federation, Method, Optimizer, federate, svfl
+from efvfl import Agreement, Federation, Link, Method, Optimizer, TopK, federate, svfl
 from efvfl.memory import ErrorFeedback
 
 ROWS, COLUMNS, WIDTH, CLASSES = 60, (5, 3, 4), 4, 3
@@ -41,8 +42,19 @@ def head(combine: str = "mean", dtype: torch.dtype = torch.float64, seed: int = 
 
 
 def problem(method: Method | None = None, dtype: torch.dtype = torch.float64, **options: Any) -> Federation:
-    """A federation of three parties; any argument of `federate` may be given."""
+    """A federation of three parties; any argument of `federate` may be given.
+
+    What the agreement has no use for is left out of the method, and a compressor that it needs is put in, so that one
+    method can be tried with all of them.
+    """
     x = columns(dtype)
+    agreement = options.get("agreement") or Agreement()
+    if method and agreement.labels == "shared":
+        method = replace(method, down=Link())
+    if method and agreement.fusion != "compress":
+        method = replace(method, fusion=Link())
+    elif method and method.fusion == Link():
+        method = replace(method, fusion=Link(TopK(0.5), method.up.memory))
     given: dict[str, Any] = {
         "features": x,
         "labels": classes(x),

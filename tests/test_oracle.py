@@ -50,7 +50,7 @@ def test_error_feedback_of_the_identity_is_central_sgd_too(labels: str) -> None:
     x = columns()
     expected = central_sgd(x, classes(x), local_models(), head(), "mean", schedule(16, 12), LR)
     method = efvfl(Identity(), down=Identity(), fusion=Identity())
-    agreement = Agreement(labels=labels, fusion="compress")
+    agreement = Agreement(labels=labels, fusion="compress" if labels == "shared" else "send")
     assert close(trained(problem(method, agreement=agreement, batch_size=16), 12), expected)
 
 

@@ -249,6 +249,20 @@ def test_messages_out_of_turn_are_refused_and_repeated_ones_answered_alike() -> 
     assert same(before, everything(federation))
 
 
+def test_training_after_single_steps_has_its_pipeline_back_after_the_record() -> None:
+    run = problem(efvfl(TopK(0.2)), batch_size=16, agreement=Agreement(pipeline=True))  # 4 steps an epoch
+    for _ in range(3):
+        run.step()
+    under_way = []
+    for _ in run.train(1):
+        under_way.append(len(run._replies))
+    assert under_way == [1]  # the report on step 4 was out before anybody asked for a record
+    run.step()
+    assert len(run._replies) == 2
+    run.fit(3)
+    assert not run._replies
+
+
 def test_replicas_and_missing_parties_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"pipeline = true does not work with fusion = 'replicate'.*'send'"):
         Agreement(labels="shared", fusion="replicate", pipeline=True)

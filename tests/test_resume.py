@@ -12,7 +12,7 @@ from problems import CLASSES, WIDTH, classes, columns, everything, problem, same
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from efvfl import QSGD, Agreement, Federation, Message, Method, Optimizer, TopK, cvfl, efvfl
+from efvfl import QSGD, Agreement, Federation, Message, Method, Optimizer, TopK, cvfl, efvfl, svfl
 from efvfl import checkpoint as checkpoints
 from efvfl.errors import CheckpointError
 
@@ -207,3 +207,40 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.undo()
     assert checkpoints.load(path) == {"a": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["state"]
+
+
+def test_a_refused_state_leaves_everything_as_it_was() -> None:
+    def run(lr: Optimizer, **options: object) -> Federation:
+        made = problem(efvfl(TopK(0.2)), batch_size=16, optimizer=lr, **options)  # type: ignore[arg-type]
+        for _ in range(3):
+            made.step()
+        return made
+
+    adam, sgd = Optimizer("Adam", {"lr": 0.1}), Optimizer("SGD", {"lr": 0.1})
+    decayed = Optimizer("Adam", {"lr": 0.1}, "StepLR", {"step_size": 1})
+    broken = run(adam).state_dict()
+    broken["parties"]["party3"]["up"] = {}
+    unsaid = run(adam).state_dict() | {"losses": None}
+    for state, error in (
+        (run(sgd).state_dict(), "another optimiser"),
+        (run(decayed).state_dict(), "another learning-rate scheduler"),
+        (broken, "does not fit this federation: 'memory'"),
+        (unsaid, "does not fit"),
+        ({}, r"\[\] came as a saved state"),
+        ([], "list came as a saved state"),
+    ):
+        kept, alone = run(adam), run(adam)
+        with pytest.raises(CheckpointError, match=error):
+            kept.load_state_dict(state)  # type: ignore[arg-type]
+        assert fingerprint(kept, 3) == fingerprint(alone, 3)
+
+
+def test_a_state_of_other_rows_or_batches_is_refused_without_any_memory_too() -> None:
+    saved = problem(svfl(), batch_size=16).state_dict()
+    x = [v[:50] for v in columns()]
+    options: dict[str, object]
+    for options in ({"features": x, "labels": classes(x)}, {"batch_size": 15}, {"seed": 1}):
+        with pytest.raises(CheckpointError, match="it has batches of"):
+            problem(svfl(), **({"batch_size": 16} | options)).load_state_dict(saved)  # type: ignore[arg-type]
+    del saved["batches"]  # as earlier versions wrote it
+    problem(svfl(), batch_size=16).load_state_dict(saved)

@@ -265,3 +265,31 @@ def test_records_are_json_even_of_a_run_that_diverged() -> None:
     again = Record.from_json(record.to_json())
     assert math.isnan(again.train["loss"])
     assert again.train["accuracy"] == 0.5
+
+
+def test_fit_trains_and_returns_the_records() -> None:
+    fitted, looped = (problem(efvfl(TopK(0.1)), batch_size=16) for _ in range(2))
+    records = fitted.fit(3, observe_every=2)
+    assert [r.epoch for r in records] == [2, 3]
+    assert [r.train for r in records] == [r.train for r in looped.train(3, observe_every=2)]
+
+
+def test_the_loss_of_a_record_is_of_its_epoch_whoever_took_the_steps() -> None:
+    run, twin = (problem(efvfl(TopK(0.1)), batch_size=16) for _ in range(2))  # 4 steps an epoch
+    steps = [run.step() for _ in range(6)]
+    assert run.record().surrogate_loss == sum(steps[4:]) / 2
+    expected = [twin.step(hold=step == 7) for step in range(8)]
+    assert run.fit(2)[-1].surrogate_loss == sum(expected[4:]) / 4
+
+
+def test_a_diverged_run_says_whose_block_and_when() -> None:
+    x = columns()
+    run = federate(x, classes(x), local_models(), head(), optimizer=Optimizer("SGD", {"lr": 1e200}))
+    with pytest.raises(ValueError, match=r"party\d's (representation|cotangent) cannot be sent at step \d+: entry"):
+        run.fit(5)
+    shared = Agreement(labels="shared")
+    run = federate(
+        x, classes(x), local_models(), head(), agreement=shared, optimizer=Optimizer("SGD", {"lr": torch.inf})
+    )
+    with pytest.raises(ValueError, match=r"cannot be sent.*only finite numbers"):
+        run.fit(5)

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer as TorchOptimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from efvfl.errors import ConfigError, ProtocolError, nearest
+from efvfl.errors import CheckpointError, ConfigError, ProtocolError, nearest, shown
 
 # What torch has and a party cannot use, and why.
 _UNFIT = {
@@ -41,6 +41,11 @@ class Optimizer:
     def __post_init__(self) -> None:
         """Refuse names torch does not have, and those that need more than a gradient."""
         _check_name(self.name, torch.optim, TorchOptimizer, "optimiser")
+        for name, options in (("options", self.options), ("scheduler_options", self.scheduler_options)):
+            if not isinstance(options, Mapping):
+                raise ConfigError(
+                    f"{name} = {shown(options)} came, a dict is expected: write Optimizer('SGD', {{'lr': 0.1}})."
+                )
         if self.scheduler:
             _check_name(self.scheduler, torch.optim.lr_scheduler, LRScheduler, "scheduler")
 
@@ -66,7 +71,9 @@ class Optimizer:
         return made
 
 
-def _check_name(name: str, module: Any, base: type, what: str) -> None:
+def _check_name(name: object, module: Any, base: type, what: str) -> None:
+    if not isinstance(name, str):
+        raise ConfigError(f"{shown(name)} came as {what}, its name is expected: write Optimizer('SGD', {{'lr': 0.1}}).")
     found = {n for n, c in vars(module).items() if isinstance(c, type) and issubclass(c, base) and c is not base}
     known = {n for n in found if n not in _UNFIT and not n.startswith("_")}
     if name in found and name in _UNFIT:
@@ -221,6 +228,7 @@ class Block:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
+        self._check_learning(state)
         state = copy.deepcopy(state)  # torch would keep the caller's tensors
         self.module.load_state_dict(state["module"])
         unflatten(flatten(list(state["buffers"].values()), torch.float64), list(self.module.buffers()))
@@ -228,6 +236,19 @@ class Block:
             self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler:
             self.scheduler.load_state_dict(state["scheduler"])
+
+    def _check_learning(self, state: dict[str, Any]) -> None:
+        """Refuse the state of another optimiser: torch takes it, and fails at the next update."""
+        if bool(state["scheduler"]) != (self.scheduler is not None):
+            have = "has one" if self.scheduler else "has none"
+            raise CheckpointError(f"the saved state is of another learning-rate scheduler: this run {have}.")
+        saved = {name for group in state["optimizer"].get("param_groups", []) for name in group}
+        own = {name for group in self.optimizer.param_groups for name in group} if self.optimizer else set()
+        if saved != own:
+            raise CheckpointError(
+                "the saved state is of another optimiser or scheduler: only the saved one has the options "
+                f"{sorted(saved - own)}, only this one {sorted(own - saved)}."
+            )
 
 
 def copies_of_buffers(module: nn.Module) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from efvfl.batches import Rows, take
 from efvfl.compress import Compressor, Identity, decode
-from efvfl.errors import ProtocolError
+from efvfl.errors import CompressionError, ProtocolError
 from efvfl.memory import Direct, ErrorFeedback, Memory
 from efvfl.packet import DTYPES, Packet
 from efvfl.rng import at_step
@@ -68,23 +68,29 @@ class Channel:
         """Compress what the receiver does not know yet; return the packets and the surrogate both ends now hold."""
         value = value.detach()
         compressor = self.compressor.at(step)
-        key = at_step(self.key, step)
         residual = self.memory.residual(rows, value)
         new = self.memory.first_visits(rows)
         if new is None:
-            packets: Packets = (self._encode(compressor, residual, key),)
+            packets: Packets = (self._encode(compressor, residual, step),)
         elif bool(new.all()):
-            packets = (self._encode(_IDENTITY, residual, key),)
+            packets = (self._encode(_IDENTITY, residual, step),)
         else:
-            packets = (self._encode(_IDENTITY, residual[new], key), self._encode(compressor, residual[~new], key))
+            packets = (self._encode(_IDENTITY, residual[new], step), self._encode(compressor, residual[~new], step))
         return packets, self.memory.absorb(rows, self.decode(rows, packets, len(value)))
 
-    def _encode(self, compressor: Compressor, residual: Tensor, key: int) -> Packet:
+    def _encode(self, compressor: Compressor, residual: Tensor, step: int) -> Packet:
         self.paper_bits += compressor.paper_bits(tuple(residual.shape))
         started = time.perf_counter()
-        packet = compressor.encode(residual.numpy(), key)
+        packet = self.try_out(compressor, residual, step)
         self.seconds += time.perf_counter() - started
         return packet
+
+    def try_out(self, compressor: Compressor, residual: Tensor, step: int) -> Packet:
+        """Return the packet that a residual becomes at a step, or say what cannot be sent; nothing is counted."""
+        try:
+            return compressor.encode(residual.numpy(), at_step(self.key, step))
+        except CompressionError as error:
+            raise CompressionError(f"{self.what} cannot be sent at step {step}: {error}") from error
 
     def decode(self, rows: Rows, packets: Packets, count: int) -> Tensor:
         """Return what the packets of `count` rows say, or refuse them; nothing is changed yet."""
@@ -158,6 +164,9 @@ def read_bytes(packets: Packets, count: int, what: str) -> bytes:
     return packets[0].body
 
 
-def send_exactly(vector: Tensor) -> Packets:
+def send_exactly(vector: Tensor, what: str = "the fusion model") -> Packets:
     """Return a vector as it is, for copies that must be exact."""
-    return (_IDENTITY.encode(vector.detach().numpy()),)
+    try:
+        return (_IDENTITY.encode(vector.detach().numpy()),)
+    except CompressionError as error:
+        raise CompressionError(f"{what} cannot be sent: {error}") from error

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from efvfl import own
 from efvfl.compress import REGISTRY, Compressor, lookup
 from efvfl.errors import ConfigError
-from efvfl.methods import Agreement, Method, cvfl, efvfl, svfl
+from efvfl.methods import Agreement, Method, check_together, cvfl, efvfl, refuse_idle, svfl
 from efvfl.protect import Protection
 from efvfl.reading import read as read
 
@@ -187,10 +187,9 @@ class RunConfig:
         at_least(0, epochs=self.epochs, batch_size=self.batch_size, threads=self.threads)
         at_least(1, observe_every=self.observe_every, **{"network.save_steps": self.network.save_steps})
         method, agreement = self.method, self.agreement
-        for useless, setting, why in (
-            (method.down and agreement.labels == "shared", "method.down", "labels are shared: no cotangent is sent"),
+        check_together(agreement, bool(method.down), bool(method.fusion))
+        refuse_idle(
             (self.protect.on and agreement.labels == "shared", "protect", "labels are shared: no cotangent is sent"),
-            (method.fusion and agreement.fusion != "compress", "method.fusion", "agreement.fusion is not 'compress'"),
             (method.start == "exact" and method.name != "efvfl", "method.start", f"{method.name} has no memory"),
             (
                 agreement.memory_dtype and method.name != "efvfl",
@@ -198,17 +197,7 @@ class RunConfig:
                 f"{method.name} has no memory",
             ),
             (self.memory == "mapped" and method.name != "efvfl", "memory", f"{method.name} has none"),
-            (
-                agreement.labels == "private" and agreement.downlink != "relay",
-                "agreement.downlink",
-                "labels are private",
-            ),
-            (agreement.labels == "private" and agreement.fusion != "send", "agreement.fusion", "labels are private"),
-        ):
-            if useless:
-                raise ConfigError(
-                    f"{setting} is set, but it would have no effect: {why}. Leave it out or change the other."
-                )
+        )
         if self.network.on_missing == "stale" and (method.name != "efvfl" or method.start != "compressed"):
             raise ConfigError(
                 "network.on_missing = 'stale' needs method.name = 'efvfl' (without a memory there is no last surrogate "
@@ -225,10 +214,6 @@ class RunConfig:
             )
         if self.class_weights and self.loss not in ("cross_entropy", "binary_cross_entropy"):
             raise ConfigError(f"class_weights are set, but loss = {self.loss!r} has no classes. Leave them out.")
-        if agreement.fusion == "compress" and not method.fusion:
-            raise ConfigError(
-                "agreement.fusion = 'compress' needs method.fusion, such as { name = 'topk', ratio = 0.1 }."
-            )
 
     def of(self, name: str) -> PartyConfig:
         """Return what is special about a party; nothing, if the file does not mention it."""

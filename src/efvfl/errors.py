@@ -23,7 +23,9 @@ A message says what came, what was expected and what to do next.
 from __future__ import annotations
 
 import difflib
+import operator
 from collections.abc import Iterable
+from typing import SupportsIndex
 
 
 class EfvflError(Exception):
@@ -96,3 +98,25 @@ def nearest(word: str, known: Iterable[str]) -> str:
     match = difflib.get_close_matches(word, choices, n=1)
     hint = f"Did you mean {match[0]!r}? " if match else ""
     return f"{hint}Known: {', '.join(choices) or 'none'}."
+
+
+def shown(value: object) -> str:
+    """What came, in the words of an error: short values as they are written, others by what they are."""
+    if value is None or isinstance(value, str | int | float | complex | dict | list | tuple):
+        text = repr(value)
+        return text if len(text) < 80 else f"a {type(value).__name__} of {len(text):,} characters"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = getattr(value, "__name__", "")
+    return f"the function {name}" if callable(value) and name else f"an object of {type(value).__name__}"
+
+
+def whole(name: str, value: object, least: int | None = None) -> int:
+    """Return a whole number, or refuse what is none or below the least that makes sense."""
+    expected = "a whole number" if least is None else f"a whole number from {least}"
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise ConfigError(f"{name} = {shown(value)} came, {expected} is expected.")
+    number = operator.index(value)
+    if least is not None and number < least:
+        raise ConfigError(f"{name} = {number} came, {expected} is expected.")
+    return number

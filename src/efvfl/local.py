@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from efvfl import losses
+from efvfl import arguments, losses
+from efvfl.arguments import Columns, Models
 from efvfl.batches import Batches, BatchOrder, Source
 from efvfl.block import Optimizer
 from efvfl.build import Plan, make_party, make_server
-from efvfl.errors import ConfigError
+from efvfl.errors import ConfigError, shown, whole
 from efvfl.fusion import Combine, Fusion
 from efvfl.ledger import Ledger
 from efvfl.losses import Loss
@@ -25,31 +27,11 @@ from efvfl.rng import derive
 from efvfl.train import Federation
 from efvfl.transport import LocalTransport
 
-Columns = Mapping[str, Tensor] | Sequence[Tensor]
-
-
-def _named(columns: Columns) -> dict[str, Tensor]:
-    if isinstance(columns, Mapping):
-        return dict(columns)
-    return {f"party{k}": x for k, x in enumerate(columns, start=1)}
-
-
-def _split(columns: Columns, labels: Tensor, names: list[str], what: str) -> Split:
-    named = _named(columns)
-    if list(named) != names:
-        raise ConfigError(f"the {what} rows are of parties {list(named)}, but {names} are expected, in this order.")
-    for name, x in named.items():
-        if len(x) != len(labels):
-            raise ConfigError(
-                f"{name!r} holds {len(x):,} {what} rows, but there are {len(labels):,} labels: align first."
-            )
-    return Split(list(named.values()), labels)
-
 
 def federate(
     features: Columns,
-    labels: Tensor,
-    models: Sequence[nn.Module],
+    labels: Any,
+    models: Models,
     head: nn.Module,
     *,
     combine: Combine = "mean",
@@ -62,21 +44,24 @@ def federate(
     batch_order: BatchOrder = "shuffle",
     seed: int = 0,
     private_seeds: Mapping[str, int] | None = None,
-    validation: tuple[Columns, Tensor] | None = None,
-    test: tuple[Columns, Tensor] | None = None,
+    validation: tuple[Columns, Any] | None = None,
+    test: tuple[Columns, Any] | None = None,
     label_holder: str = "",
     sources: Sequence[Source] | None = None,
     wire: bool = False,
-    mapped: Path | None = None,
+    mapped: Path | str | None = None,
 ) -> Federation:
     """Make a federation in one process, ready to train.
 
-    - `features`: one tensor of columns for each party, rows in the same order; a dict gives the parties names.
-    - `labels`: one for each row.
-    - `models`: one local model for each party; `head`: the module after the representations are combined.
+    - `features`: a table of columns for each party, rows in the same order; a dict gives the parties names. A table is
+      a tensor, an array, a frame or a list of numbers.
+    - `labels`: one for each row, in any of these forms.
+    - `models`: one local model for each party, in their order or by name.
+    - `head`: the module after the representations are combined.
     - `method`: `svfl()`, `cvfl(...)` or `efvfl(...)`; `agreement`: label mode and protocol choices.
     - `protect`: what the label holder does to cotangents before they leave it, with private labels.
     - `batch_size`: 0 means full batch.
+    - `validation`, `test`: (features, labels) of rows that are only looked at, with the same columns.
     - `label_holder`: the party, if any, that sits next to the server.
     - `sources`: what parties train on in place of `features`, such as augmented images; records use `features`.
     - `wire`: send every message through its bytes, which changes nothing but time.
@@ -85,43 +70,46 @@ def federate(
 
     All randomness comes from these seeds, by name. The models are trained in place.
     """
-    named = _named(features)
-    names = list(named)
-    if len(models) != len(names):
-        raise ConfigError(f"{len(names)} parties need {len(names)} local models, but {len(models)} came.")
+    arguments.check_settings(method=method, agreement=agreement, protect=protect, optimizer=optimizer)
+    arguments.check_module(head, "the head")
+    names, train = arguments.training_rows(features, labels)
+    local, seed_of = arguments.modules(models, names), arguments.seeds(seed, private_seeds, names)
     if label_holder and label_holder not in names:
         raise ConfigError(f"label_holder = {label_holder!r} is not a party; parties are {names}.")
-    if sources and [len(source) for source in sources] != [len(labels)] * len(names):
-        raise ConfigError(f"{len(names)} sources of {len(labels):,} rows are needed, one for each party.")
-    splits = {"train": _split(features, labels, names, "training")}
-    for name, split in (("validation", validation), ("test", test)):
-        if split is not None and len(split[1]):
-            splits[name] = _split(split[0], split[1], names, name)
+    if sources and [len(source) for source in sources] != [len(train.labels)] * len(names):
+        raise ConfigError(f"{len(names)} sources of {len(train.labels):,} rows are needed, one for each party.")
+    given = {name: arguments.held_out(pair, names, train, name) for name, pair in _held(validation, test)}
+    splits = {"train": train} | {name: split for name, split in given.items() if split is not None}
     fusion = Fusion(head, combine)
-    widths, dtype = _widths(models, named, fusion)
+    widths, dtype = _widths(local, dict(zip(names, train.features, strict=True)), fusion)
     plan = Plan(
         names=names,
         widths=widths,
         dtype=dtype,
-        batches=Batches(len(labels), batch_size, derive(seed, "batches"), batch_order),
+        batches=Batches(len(train.labels), whole("batch_size", batch_size), derive(seed, "batches"), batch_order),
         method=method or svfl(),
         agreement=agreement or Agreement(),
         loss=losses.lookup(loss),
         optimizer=optimizer or Optimizer(),
         label_holder=label_holder,
-        mapped=mapped,
+        mapped=None if mapped is None else Path(mapped),
     )
-    _check_parts(plan, splits["train"], models, fusion)
-    private = private_seeds or {}
-    server = make_server(plan, fusion, labels, derive(private.get("", seed), "server"), protect)
+    arguments.check_method(plan.method, plan.agreement)
+    _check_parts(plan, splits, local, fusion)
+    server = make_server(plan, fusion, train.labels, derive(seed_of[""], "server"), protect)
     parties: dict[str, Party] = {}
-    columns: list[Tensor | Source] = [*(sources or named.values())]
-    for name, model, x in zip(names, models, columns, strict=True):
-        held = (copy.deepcopy(fusion), labels, None if wire else server) if plan.agreement.labels == "shared" else ()
-        parties[name] = make_party(plan, name, model, x, derive(private.get(name, seed), "party", name), *held)
+    columns: list[Tensor | Source] = [*(sources or train.features)]
+    shared = plan.agreement.labels == "shared"
+    for name, model, x in zip(names, local, columns, strict=True):
+        held = (copy.deepcopy(fusion), train.labels, None if wire else server) if shared else ()
+        parties[name] = make_party(plan, name, model, x, derive(seed_of[name], "party", name), *held)
     ledger, here = Ledger(), [label_holder] if label_holder else []
     transport = LocalTransport(parties, ledger, here, wire)
     return Federation(server, parties, transport, ledger, splits, here, plan.agreement.window)
+
+
+def _held(validation: object, test: object) -> tuple[tuple[str, object], ...]:
+    return ("validation", validation), ("test", test)
 
 
 def _widths(models: Sequence[nn.Module], named: dict[str, Tensor], fusion: Fusion) -> tuple[list[int], torch.dtype]:
@@ -143,10 +131,16 @@ def model_width(model: nn.Module, features: Tensor, name: str) -> tuple[int, tor
         with torch.no_grad(), evaluating([model]):
             h = model(features[:1].clone())
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        shape = tuple(features.shape[1:])
+        shape, dtype = tuple(features.shape[1:]), next((p.dtype for p in model.parameters()), features.dtype)
+        hint = "" if dtype == features.dtype else f" Columns are {features.dtype}, the model is {dtype}: convert one."
         raise ConfigError(
-            f"the local model of {name!r} does not work on its columns of shape {shape}: {error}"
+            f"the local model of {name!r} does not work on its columns of shape {shape}: {_ended(error)}{hint}"
         ) from error
+    if not isinstance(h, Tensor):
+        raise ConfigError(
+            f"the local model of {name!r} gives {shown(type(h))}, one tensor of shape (rows, width) is expected: put "
+            "it in a module that returns the part to send."
+        )
     if h.dim() != 2 or len(h) != 1 or not h.shape[1]:
         raise ConfigError(
             f"the local model of {name!r} turns one row into shape {tuple(h.shape)}; (1, width) is expected."
@@ -156,31 +150,50 @@ def model_width(model: nn.Module, features: Tensor, name: str) -> tuple[int, tor
     return h.shape[1], h.dtype
 
 
-def _check_parts(plan: Plan, split: Split, models: Sequence[nn.Module], fusion: Fusion) -> None:
+def _check_parts(plan: Plan, splits: Mapping[str, Split], models: Sequence[nn.Module], fusion: Fusion) -> None:
     """Refuse data and models that cannot be trained together, and say which of them is wrong."""
-    names, loss = plan.names, plan.loss
     if plan.agreement.labels == "shared" and plan.agreement.downlink == "aggregate" and not fusion.additive:
         raise ConfigError("downlink = 'aggregate' needs combine = 'sum' or 'mean'; use 'relay' with a concatenation.")
-    for name, x in zip(names, split.features, strict=True):
-        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-            raise ConfigError(f"the columns of {name!r} hold NaN or infinity: fill or drop such rows first.")
+    for name, x in zip(plan.names, splits["train"].features, strict=True):
+        arguments.check_finite(x, name)
     owners: dict[int, str] = {}
-    for name, module in zip([*names, "the server"], [*models, fusion], strict=True):
+    for name, module in zip([*plan.names, "the server"], [*models, fusion], strict=True):
         for parameter in module.parameters():
             if owners.setdefault(id(parameter), name) != name:
                 raise ConfigError(
                     f"{owners[id(parameter)]!r} and {name!r} share parameters: give each a model of its own."
                 )
-    loss.check(split.labels)
-    few = min(8, len(split.labels))
-    try:
-        output = predict(models, fusion, [x[:few].clone() for x in split.features])
-        loss(output, split.labels[:few])
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise ConfigError(
-            f"the head or the loss {loss.name!r} does not fit representations and labels: {error}"
-        ) from error
+    for name, split in splits.items():
+        what = "labels" if name == "train" else f"{name} labels"
+        plan.loss.check(split.labels, what)
+        _try_out(split, models, fusion, plan.loss, what)
     check_batches(plan.batches, [*models, fusion])
+
+
+def _try_out(split: Split, models: Sequence[nn.Module], fusion: Fusion, loss: Loss, what: str) -> None:
+    """Refuse a head or a loss that does not work on a few rows, one of the largest label among them."""
+    rows = torch.arange(min(8, len(split.labels)))
+    if loss.labels == "classes":
+        rows = torch.cat([rows, split.labels.argmax().reshape(1)])  # a class the head may have no output for
+    output = None
+    try:
+        output = predict(models, fusion, [x[rows] for x in split.features])
+        found = loss(output, split.labels[rows])
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        shape = "" if output is None else f" The head gives shape {tuple(output.shape[1:])} for a row."
+        if shape and loss.labels == "classes":
+            shape += f" The {what} go up to {int(split.labels.max())}; classes are numbered from 0."
+        raise ConfigError(
+            f"the head or the loss {loss.name!r} does not fit representations and labels: {_ended(error)}{shape}"
+        ) from error
+    if not isinstance(found, Tensor) or found.dim():
+        came = tuple(found.shape) if isinstance(found, Tensor) else shown(found)
+        raise ConfigError(f"the loss {loss.name!r} gives {came}, but one number, the mean over rows, is expected.")
+
+
+def _ended(error: Exception) -> str:
+    """Torch ends some of its errors with a full stop, and some not."""
+    return f"{str(error).rstrip('.')}."
 
 
 def check_batches(batches: Batches, modules: Sequence[nn.Module]) -> None:

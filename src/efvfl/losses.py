@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from efvfl.errors import ConfigError, nearest
+from efvfl.errors import ConfigError, nearest, shown
 
 
 @dataclass(frozen=True)
@@ -20,24 +20,29 @@ class Loss:
     function: Callable[[Tensor, Tensor], Tensor]  # (output, target) -> mean over the rows
     metric_name: str
     metric: Callable[[Tensor, Tensor], float]  # (output, target) of all rows -> a number, larger is better
-    labels: str = "any"  # what it takes: "classes" (whole numbers from 0), "shares" (between 0 and 1), "any"
+    labels: str = "any"  # what it takes: "classes" (from 0), "shares" (between 0 and 1), "numbers" (no bool), "any"
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the mean loss."""
         return self.function(output, target)
 
-    def check(self, labels: Tensor) -> None:
+    def check(self, labels: Tensor, what: str = "labels") -> None:
         """Refuse labels that this loss would take for something else."""
         if labels.is_floating_point() and not bool(torch.isfinite(labels).all()):
-            raise ConfigError("the labels hold NaN or infinity.")
+            raise ConfigError(f"the {what} hold NaN or infinity.")
+        if (self.labels != "any" and labels.is_complex()) or (self.labels == "numbers" and labels.dtype == torch.bool):
+            raise ConfigError(
+                f"loss {self.name!r} takes numbers, but {what} of dtype {labels.dtype} came: make them numbers "
+                "(labels.float()), or use 'binary_cross_entropy' for yes and no."
+            )
         if self.labels == "classes" and (labels.dtype != torch.int64 or labels.dim() != 1 or int(labels.min()) < 0):
             raise ConfigError(
-                f"loss {self.name!r} takes classes 0, 1, ... as int64, one for each row, but labels of dtype "
+                f"loss {self.name!r} takes classes 0, 1, ... as int64, one for each row, but {what} of dtype "
                 f"{labels.dtype}, shape {tuple(labels.shape)} and smallest {float(labels.min()):g} came."
             )
         if self.labels == "shares" and (float(labels.min()) < 0 or float(labels.max()) > 1):
             raise ConfigError(
-                f"loss {self.name!r} takes labels 0 and 1, but {float(labels.min()):g} to {float(labels.max()):g} came."
+                f"loss {self.name!r} takes {what} 0 and 1, but {float(labels.min()):g} to {float(labels.max()):g} came."
             )
 
 
@@ -82,8 +87,8 @@ LOSSES = {
     for loss in (
         Loss("cross_entropy", F.cross_entropy, "accuracy", _accuracy, "classes"),
         Loss("binary_cross_entropy", _binary, "accuracy", _binary_accuracy, "shares"),  # on logits
-        Loss("mse", _mse, "r2", _r2),
-        Loss("huber", _huber, "r2", _r2),
+        Loss("mse", _mse, "r2", _r2, "numbers"),
+        Loss("huber", _huber, "r2", _r2, "numbers"),
     )
 }
 
@@ -137,6 +142,11 @@ def lookup(loss: str | Loss) -> Loss:
     """Return the loss of that name, or the loss itself."""
     if isinstance(loss, Loss):
         return loss
+    if not isinstance(loss, str):
+        raise ConfigError(
+            f"loss = {shown(loss)} came. Give a name ({', '.join(map(repr, LOSSES))}), or "
+            "Loss(name, function, metric_name, metric) around a function of your own."
+        )
     if loss not in LOSSES:
         raise ConfigError(f"there is no loss {loss!r}. {nearest(loss, LOSSES)}")
     return LOSSES[loss]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from efvfl.compress import Compressor, Identity
-from efvfl.errors import ConfigError
+from efvfl.errors import ConfigError, nearest, shown, whole
 from efvfl.memory import Start
 
 Labels = Literal["shared", "private"]
+Remembers = Literal["direct", "error_feedback"]
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,19 @@ class Link:
     """One direction: what compresses, and what both ends remember."""
 
     compressor: Compressor = field(default_factory=Identity)
-    memory: Literal["direct", "error_feedback"] = "direct"
+    memory: Remembers = "direct"
     start: Start = "compressed"  # exact: a row's first report is not compressed (drops Theorem 1's D0 term)
+
+    def __post_init__(self) -> None:
+        """Refuse what is no compressor, and words that nobody knows."""
+        if not isinstance(self.compressor, Compressor):
+            raise ConfigError(
+                f"{shown(self.compressor)} came as a compressor, one with its knobs is expected: write "
+                "efvfl(TopK(0.1)) or cvfl(QSGD(4)), and svfl() for none."
+            )
+        for name, value, known in (("memory", self.memory, Remembers), ("start", self.start, Start)):
+            if value not in get_args(known):
+                raise ConfigError(f"{name} = {shown(value)} came. {nearest(str(value), get_args(known))}")
 
 
 @dataclass(frozen=True)
@@ -38,7 +50,12 @@ def svfl() -> Method:
 
 def cvfl(compressor: Compressor, down: Compressor | None = None, fusion: Compressor | None = None) -> Method:
     """Return compressed VFL (Castiglia et al.): every value is compressed on its own."""
-    return Method("cvfl", Link(compressor), Link(down or Identity()), Link(fusion or Identity()))
+    return Method(
+        "cvfl",
+        Link(compressor),
+        Link() if down is None else Link(down),
+        Link() if fusion is None else Link(fusion),
+    )
 
 
 def efvfl(
@@ -51,8 +68,8 @@ def efvfl(
     return Method(
         "efvfl",
         Link(compressor, "error_feedback", start),
-        Link(down, "error_feedback") if down else Link(),
-        Link(fusion, "error_feedback") if fusion else Link(),
+        Link() if down is None else Link(down, "error_feedback"),
+        Link() if fusion is None else Link(fusion, "error_feedback"),
     )
 
 
@@ -80,7 +97,7 @@ class Agreement:
         ):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name} = {getattr(self, name)!r} came, one of {', '.join(choices)} is expected.")
-        if self.local_steps < 1 or self.digest_every < 1:
+        if whole("local_steps", self.local_steps) < 1 or whole("digest_every", self.digest_every) < 1:
             raise ConfigError("local_steps and digest_every must be 1 or more.")
         if self.labels == "private" and self.local_steps > 1:
             raise ConfigError(
@@ -97,3 +114,31 @@ class Agreement:
     def window(self) -> int:
         """How many steps are under way at a time."""
         return 2 if self.pipeline else 1
+
+
+Idle = tuple[object, str, str]  # whether a setting is idle, its name, and why it would be
+
+
+def refuse_idle(*settings: Idle) -> None:
+    """Refuse settings that would have no effect."""
+    for idle, setting, why in settings:
+        if idle:
+            raise ConfigError(
+                f"{setting} is set, but it would have no effect: {why}. Leave it out or change the other."
+            )
+
+
+def check_together(agreement: Agreement, down: bool, fusion: bool) -> None:
+    """Refuse an agreement and compressors, of cotangents and of the fusion model, that do not belong together."""
+    private = agreement.labels == "private"
+    refuse_idle(
+        (down and not private, "method.down", "labels are shared: no cotangent is sent"),
+        (fusion and agreement.fusion != "compress", "method.fusion", "agreement.fusion is not 'compress'"),
+        (private and agreement.downlink != "relay", "agreement.downlink", "labels are private"),
+        (private and agreement.fusion != "send", "agreement.fusion", "labels are private"),
+    )
+    if agreement.fusion == "compress" and not fusion:
+        raise ConfigError(
+            "agreement.fusion = 'compress' needs method.fusion, such as { name = 'topk', ratio = 0.1 } in a run file "
+            "and fusion=TopK(0.1) in Python."
+        )

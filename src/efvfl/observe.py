@@ -19,7 +19,6 @@ from efvfl.compress import decode
 from efvfl.fusion import Fusion
 from efvfl.losses import Loss
 from efvfl.memory import ErrorFeedback
-from efvfl.rng import at_step
 
 CHUNK = 16384  # rows in memory at a time
 
@@ -124,8 +123,8 @@ def distortion(channel: Channel, h: Tensor, rows: Rows | None, step: int) -> flo
             residual = residual.clone()
             residual[torch.arange(len(h))[rows][new]] = 0
             before = before[~new]
-    key = at_step(channel.key, step)
-    after = torch.from_numpy(decode(channel.compressor.at(step).encode(before.numpy(), key), before.numel()))
+    packet = channel.try_out(channel.compressor.at(step), before, step)
+    after = torch.from_numpy(decode(packet, before.numel()))
     if isinstance(channel.memory, ErrorFeedback) and rows is not None:
         after = channel.memory.change(rows, after)
     rest = 0.0 if before is residual else squared_norm([residual]) - squared_norm([before])  # of rows not reported

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from efvfl.errors import ConfigError
+from efvfl.errors import ConfigError, whole
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Ramp:
 
     def __post_init__(self) -> None:
         """Refuse ramps that have no value at some step."""
-        if self.steps < 1:
+        if whole("a ramp's steps", self.steps) < 1:
             raise ConfigError(f"a ramp of {self.steps} steps came, at least 1 is expected.")
         if self.shape not in ("linear", "geometric"):
             raise ConfigError(f"ramp shape {self.shape!r} came, 'linear' or 'geometric' is expected.")

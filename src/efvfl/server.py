@@ -160,7 +160,7 @@ class Server:
         rows = ALL if self.reports_all else self.batches.rows(since)
         missed = ALL if self.reports_all else self.batches.touched(range(since, self.step_number))
         blocks = self.answer.resume(party, self.channels, missed)
-        blocks[party + 1] = send_exactly(self.channels[party].held(rows))
+        blocks[party + 1] = send_exactly(self.channels[party].held(rows), self.channels[party].what)
         return Message(Kind.SYNC, self.step_number, blocks, hold)
 
     def _kept(self, reports: Reports, rows: Rows) -> Tensor | None:

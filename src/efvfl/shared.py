@@ -218,7 +218,7 @@ class SharedAnswer:
         common: dict[int, Packets] = {}
         reports = {k: reply.packets[k] for k, reply in enumerate(replies, start=1) if reply}
         if self.aggregate:
-            common, reports = {len(replies) + 1: send_exactly(fused.values)}, {}
+            common, reports = {len(replies) + 1: send_exactly(fused.values, f"the combination of step {step}")}, {}
         if fused.kept is not None:
             common[len(replies) + 2] = send_bytes(np.packbits(fused.kept.numpy()).tobytes())
         kind = Kind.AGGREGATE if self.aggregate else Kind.RELAY
@@ -232,7 +232,7 @@ class SharedAnswer:
     def resume(self, party: int, channels: list[Channel], rows: Rows) -> dict[int, Packets]:
         """Return the other parties' surrogates where packets are relayed, and of the fusion model what is needed."""
         others = {} if self.aggregate else {j: c for j, c in enumerate(channels) if j != party}
-        blocks = {j + 1: send_exactly(channel.held(rows)) for j, channel in others.items()}
+        blocks = {j + 1: send_exactly(channel.held(rows), channel.what) for j, channel in others.items()}
         told = self.teller.resume(party)
         return {0: told, **blocks} if told else blocks
 

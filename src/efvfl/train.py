@@ -11,9 +11,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from efvfl import observe
+from efvfl import arguments, observe
+from efvfl.arguments import Columns
 from efvfl.batches import ALL
-from efvfl.errors import CheckpointError
+from efvfl.errors import CheckpointError, EfvflError, whole
 from efvfl.fusion import Fusion
 from efvfl.ledger import Ledger
 from efvfl.observe import Split
@@ -116,12 +117,13 @@ class Federation:
         """Run one step of all blocks; return the loss on surrogates.
 
         Parties go on to report on a further step, unless told to hold: then nothing is under way, or, with a pipeline,
-        one step less. Where nothing is under way before, `begins` steps begin; 0: as many as the pipeline takes.
+        one step less. Before it, steps begin until `begins` are under way; 0: as many as the pipeline takes.
         """
         started = time.perf_counter()
-        if not self._replies:
-            count = begins or (1 if hold else self.window)
-            self._replies = [self.transport.exchange(self.server.begin(ahead)) for ahead in range(count)]
+        if self.server.step_number % self.server.batches.per_epoch == 0:
+            self._losses = []  # not before: a record may be taken after the last step of an epoch
+        for ahead in range(len(self._replies), begins or (1 if hold else self.window)):
+            self._replies.append(self.transport.exchange(self.server.begin(ahead)))
         replies = self.transport.exchange(self.server.step(self._replies[0], hold))
         self._replies = [*self._replies[1:], *([] if hold else [replies])]
         self._losses.append(self.server.surrogate_loss)
@@ -131,17 +133,22 @@ class Federation:
     def train(self, epochs: int, observe_every: int = 1, gradient: bool = True) -> Iterator[Record]:
         """Train until `epochs` epochs are done, and yield a record after each that is observed (and the last).
 
-        The full gradient and the distortion cost about as much as an epoch: `gradient=False` leaves them out.
+        Nothing is trained before records are asked for: loop over them, or call `fit`. The full gradient and the
+        distortion cost about as much as an epoch: `gradient=False` leaves them out.
         """
-        pace = Pace(self.server.batches.per_epoch, epochs, observe_every, self.window)
+        epochs, observe_every = whole("epochs", epochs, 0), whole("observe_every", observe_every, 1)
+        return self._train(Pace(self.server.batches.per_epoch, epochs, observe_every, self.window), gradient)
+
+    def fit(self, epochs: int, observe_every: int = 1, gradient: bool = True) -> list[Record]:
+        """Train until `epochs` epochs are done, and return the records of all that `train` yields."""
+        return list(self.train(epochs, observe_every, gradient))
+
+    def _train(self, pace: Pace, gradient: bool) -> Iterator[Record]:
         while self.server.step_number < pace.steps:
             step = self.server.step_number
             self.step(pace.hold(step), pace.begins(step))
-            record = self.record(gradient) if pace.observed(step) else None
-            if self.server.step_number % pace.per_epoch == 0:
-                self._losses = []  # before the record is handed out: a state saved now belongs to the next epoch
-            if record:
-                yield record
+            if pace.observed(step):
+                yield self.record(gradient)
 
     def record(self, gradient: bool = True) -> Record:
         """Measure where training stands."""
@@ -178,11 +185,10 @@ class Federation:
             total += observe.distortion(party.up, h, rows, party.step)
         return total
 
-    def predict(self, features: Mapping[str, Tensor] | Sequence[Tensor]) -> Tensor:
-        """Return the trained network's output for new rows, one tensor of columns for each party."""
-        if isinstance(features, Mapping):
-            features = [features[name] for name in self.parties]
-        return observe.predict(self.models, self.fusion, features)
+    def predict(self, features: Columns) -> Tensor:
+        """Return the trained network's output for new rows, a table of columns for each party, as in `federate`."""
+        like = self.splits["train"].features if "train" in self.splits else []
+        return observe.predict(self.models, self.fusion, arguments.new_rows(features, list(self.parties), like))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on bit for bit, between any two steps."""
@@ -190,26 +196,49 @@ class Federation:
             "server": self.server.state_dict(),
             "parties": {name: party.state_dict() for name, party in self.parties.items()},
             "ledger": self.ledger.state_dict(),
+            "batches": self._batches(),
             "losses": list(self._losses),
             "seconds": self.seconds,
         }
 
+    def _batches(self) -> dict[str, Any]:
+        batches = self.server.batches
+        return {"rows": batches.samples, "size": batches.size, "order": batches.order, "seed": batches.seed}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state of a federation that was built alike."""
+        """Go on from a saved state of a federation that was built alike. One that is refused changes nothing."""
+        self._check_state(state)
+        before = self.state_dict()
+        try:
+            self._load(state)
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError, EfvflError) as error:
+            self._load(before)
+            raise CheckpointError(
+                f"the saved state does not fit this federation: {str(error).rstrip('.')}. Was it built alike?"
+            ) from error
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse what can be told apart without loading it."""
+        needed = {"server", "parties", "ledger", "losses", "seconds"}
+        if not isinstance(state, Mapping) or needed - set(state):
+            came = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+            raise CheckpointError(
+                f"{came} came as a saved state, {sorted(needed)} are expected: give what state_dict() returned."
+            )
         if set(state["parties"]) != set(self.parties):
             raise CheckpointError(
                 f"the saved run has parties {sorted(state['parties'])}, this one has {sorted(self.parties)}."
             )
-        try:
-            self.server.load_state_dict(state["server"])
-            for name, party in self.parties.items():
-                party.load_state_dict(state["parties"][name])
-            self.ledger.load_state_dict(state["ledger"])
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"the saved state does not fit this federation: {error}. Was it built alike?"
-            ) from error
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.server.load_state_dict(state["server"])
+        for name, party in self.parties.items():
+            party.load_state_dict(state["parties"][name])
+        self.ledger.load_state_dict(state["ledger"])
         self._losses = [float(loss) for loss in state["losses"]]
         self.seconds = float(state["seconds"])
         steps = zip(*(party.open_reports() for party in self.parties.values()), strict=True)
         self._replies = [dict(zip(self.parties, reports, strict=True)) for reports in steps]
+        saved, own = state.get("batches"), self._batches()
+        if saved not in (None, own):  # states of earlier versions do not have it
+            raise CheckpointError(f"it has batches of {saved}, this run of {own}")

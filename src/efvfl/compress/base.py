@@ -34,6 +34,7 @@ class Compressor(ABC):
 
     name: ClassVar[str]  # in files and on the command line
     code: ClassVar[int]  # on the wire
+    whole: ClassVar[frozenset[str]] = frozenset()  # knobs that are whole numbers: a ramp of them is rounded
 
     @abstractmethod
     def encode(self, block: FloatArray, key: int = 0) -> Packet:
@@ -55,7 +56,8 @@ class Compressor(ABC):
     def at(self, step: int) -> Self:
         """Return this compressor with the knobs it has at a step."""
         ramps = {f.name: value.at(step) for f in fields(self) if isinstance(value := getattr(self, f.name), Ramp)}
-        return replace(self, **ramps) if ramps else self
+        rounded = {name: round(value) if name in self.whole else value for name, value in ramps.items()}
+        return replace(self, **rounded) if ramps else self
 
 
 REGISTRY: dict[str, type[Compressor]] = {}

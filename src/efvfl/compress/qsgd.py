@@ -94,6 +94,8 @@ def check_bits(bits: Knob, rule: str) -> None:
     for value in (bits.start, bits.stop) if isinstance(bits, Ramp) else (bits,):
         if not isinstance(value, int | float) or not 1 <= value <= 16:
             raise ConfigError(f"qsgd's bits must be 1 to 16, but {value!r} came.")
+    if not isinstance(bits, Ramp) and bits != int(bits):
+        raise ConfigError(f"qsgd's bits must be a whole number from 1 to 16, but {bits!r} came.")
     if rule not in ("runs", "text"):
         raise ConfigError(f"qsgd's levels must be 'runs' (2^b - 1) or 'text' (2^b), but {rule!r} came.")
 
@@ -107,6 +109,8 @@ def whole_bits(bits: Knob) -> int:
 @dataclass(frozen=True)
 class QSGD(Compressor):
     """Round every entry at random to one of s levels of the block's norm. Body: s, level size, symbols."""
+
+    whole = frozenset({"bits"})
 
     bits: Knob = 4  # fewer => fewer bytes, more error
     levels: Literal["runs", "text"] = "runs"  # s = 2^b - 1, as in the paper's runs, or 2^b, as in its text

@@ -20,6 +20,8 @@ from efvfl.schedule import Knob
 class TopKQSGD(Compressor):
     """Keep the largest entries and quantise them. Body: how many, their places, then QSGD's body for them."""
 
+    whole = frozenset({"bits"})
+
     ratio: Knob = 0.1  # share of the entries that is kept: smaller => fewer bytes, more error
     bits: Knob = 4  # for each kept value: fewer => fewer bytes, more error
     k: int = 0  # a fixed number instead of a share; 0: use the ratio

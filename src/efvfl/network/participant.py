@@ -227,7 +227,7 @@ class Answerer:
             return len(ids), b"\x01" + str(error).encode() + b"\x00" + json.dumps(places).encode()
         workers, module = self.party.crew, self.party.block.module
         h = workers.represent(rows) if workers else observe.represent(module, rows)
-        return len(h), b"\x00" + send_exactly(h)[0].to_bytes()
+        return len(h), b"\x00" + send_exactly(h, "a representation")[0].to_bytes()
 
     def _rows(self, question: Any) -> Tensor:
         match question:

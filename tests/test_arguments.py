@@ -1,0 +1,223 @@
+"""What people give to `federate` and `predict`: taken in every usual form, or refused with the right call."""
+
+import re
+from typing import Any
+
+import numpy as np
+import polars
+import pytest
+import torch
+from problems import classes, columns, head, local_models, problem
+from torch import nn
+
+from efvfl import QSGD, Agreement, Federation, Loss, Optimizer, Ramp, TopK, cvfl, efvfl, federate, svfl
+from efvfl.errors import ConfigError, shown, whole
+
+NAMES = ("bank", "telco", "shop")
+
+
+def given(**options: Any) -> Federation:
+    """A federation in float32, for tables that are not tensors."""
+    x = columns(torch.float32)
+    parts: dict[str, Any] = {
+        "features": x,
+        "labels": classes(x),
+        "models": local_models(torch.float32),
+        "head": head(dtype=torch.float32),
+    }
+    return federate(**(parts | options))
+
+
+class Pair(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, x
+
+
+class Frame:
+    """What pandas and polars have in common."""
+
+    def __init__(self, values: np.ndarray[Any, Any]) -> None:
+        self.values = values
+
+    def to_numpy(self) -> np.ndarray[Any, Any]:
+        return self.values
+
+
+def frozen(x: torch.Tensor) -> np.ndarray[Any, Any]:
+    array = x.numpy().copy()
+    array.flags.writeable = False
+    return array
+
+
+FORMS = {
+    "numpy": lambda x: x.numpy(),
+    "reversed twice": lambda x: x.numpy()[::-1].copy()[::-1],
+    "read only": frozen,
+    "big endian": lambda x: x.numpy().astype(x.numpy().dtype.newbyteorder(">")),
+    "frame": lambda x: Frame(x.numpy()),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tables_of_every_form_train_alike(form: str) -> None:
+    x, make = columns(torch.float32), FORMS[form]
+    y = classes(x)
+    held = ([make(v[:20]) for v in x], make(y[:20]))
+    run = given(features=[make(v) for v in x], labels=make(y), validation=held)
+    assert run.fit(2)[-1].train == given(validation=([v[:20] for v in x], y[:20])).fit(2)[-1].train
+    assert torch.equal(run.predict([make(v[:7]) for v in x]), run.predict([v[:7] for v in x]))
+
+
+def test_polars_lists_and_narrow_numbers() -> None:
+    x = [v.round() for v in columns(torch.float32)]
+    y = classes(x)
+    expected = given(features=x, labels=y).fit(1)[-1].train
+    frames = [polars.DataFrame(v.numpy()) for v in x]
+    assert given(features=frames, labels=polars.Series(y.numpy())).fit(1)[-1].train == expected
+    whole_numbers = [v.numpy().astype(np.int16) for v in x]
+    assert given(features=whole_numbers, labels=y.tolist()).fit(1)[-1].train == expected
+    assert given(features=x, labels=y.to(torch.int32)).fit(1)[-1].train == expected
+
+
+def test_models_may_be_named() -> None:
+    named = dict(zip(NAMES, columns(), strict=True))
+    models = dict(zip(NAMES, local_models(), strict=True))
+    turned = {name: models[name] for name in reversed(NAMES)}
+    assert problem(features=named, models=turned).models == list(models.values())
+    with pytest.raises(ConfigError, match=r"models of \['bank', 'telco'\] came"):
+        problem(features=named, models={name: models[name] for name in NAMES[:2]})
+
+
+def far(labels: torch.Tensor, to: int = 7) -> torch.Tensor:
+    """Labels with one out of range, behind the first rows."""
+    changed = labels.clone()
+    changed[50] = to
+    return changed
+
+
+X, Y = columns(), classes(columns())
+GAP = [torch.where(torch.arange(60)[:, None] == 50, torch.nan, v) for v in X]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"features": X[0]}, "each party has a table of its own: give a list"),
+        ({"features": []}, "no parties came"),
+        ({"features": {1: X[0], 2: X[1], 3: X[2]}}, "1 came as the name of a party"),
+        ({"features": [np.array([["a"]] * 60), *X[1:]]}, "columns of 'party1' hold values of dtype <U1"),
+        ({"features": [[[1.0], [1.0, 2.0]], *X[1:]]}, "cannot be read as a table of numbers"),
+        ({"labels": 3}, "the labels are the one number 3"),
+        ({"labels": Y[:0], "features": [v[:0] for v in X]}, "no labels came"),
+        ({"labels": far(Y)}, "Target 7 is out of bounds.*The labels go up to 7"),
+        ({"labels": Y > 0, "loss": "mse", "head": nn.Linear(4, 1).double()}, r"loss 'mse' takes numbers.*torch\.bool"),
+        ({"validation": X}, "validation = .* came, two things are expected"),
+        ({"validation": (X, far(Y))}, "The validation labels go up to 7"),
+        ({"test": (X, Y.double())}, "the test labels are torch.float64"),
+        ({"test": (GAP, Y)}, "'party1' in the test rows hold NaN"),
+        ({"test": ([v[:, :2] for v in X], Y)}, r"test columns of 'party1' .*\(rows, 5\) of torch.float64 is expected"),
+        ({"test": ([v.float() for v in X], Y)}, "test columns of 'party1' are torch.float32"),
+        ({"test": ([v[:50] for v in X], Y)}, "'party1' holds 50 test rows, but there are 60 labels"),
+        ({"models": nn.Sequential(*local_models())}, "models = an object of Sequential came, a list is expected"),
+        ({"models": [nn.Linear] * 3}, "the class Linear came as the local model of 'party1'"),
+        ({"models": [Pair(), *local_models()[1:]]}, "gives the class tuple, one tensor"),
+        ({"models": local_models(torch.float32)}, r"Columns are torch\.float64, the model is torch\.float32"),
+        ({"head": None}, "None came as the head"),
+        ({"loss": nn.CrossEntropyLoss()}, r"loss = an object of CrossEntropyLoss came. Give a name \('cross_entropy'"),
+        ({"loss": nn.functional.cross_entropy}, "loss = the function cross_entropy came"),
+        ({"loss": Loss("own", lambda o, t: o, "m", lambda o, t: 0.0)}, "but one number, the mean over rows"),
+        ({"optimizer": "Adam"}, r"optimizer = 'Adam' came. Write optimizer=Optimizer\('Adam'"),
+        ({"optimizer": {"name": "SGD"}}, r"Write optimizer=Optimizer\("),
+        ({"optimizer": torch.optim.SGD([nn.Parameter(X[0])])}, "optimizer = an object of SGD came"),
+        ({"method": "efvfl"}, r"method = 'efvfl' came. Write method=svfl\(\)"),
+        ({"method": svfl}, "method = the function svfl came"),
+        ({"agreement": {"labels": "shared"}}, r"Write agreement=Agreement\(labels='shared'\)"),
+        ({"protect": 0.5}, r"Write protect=Protection"),
+        ({"batch_size": 1.5}, "batch_size = 1.5 came, a whole number is expected"),
+        ({"batch_size": "16"}, "batch_size = '16' came"),
+        ({"seed": None}, "seed = None came"),
+        ({"private_seeds": {"prty1": 3}}, "private_seeds has 'prty1'.*Did you mean 'party1'"),
+        ({"private_seeds": {"party1": "x"}}, r"private_seeds\['party1'\] = 'x' came"),
+        ({"private_seeds": 3}, "private_seeds = 3 came, a dict"),
+    ],
+)
+def test_mistakes_are_named(options: dict[str, Any], error: str) -> None:
+    parts: dict[str, Any] = {"features": X, "labels": Y, "models": local_models(), "head": head()}
+    with pytest.raises(ConfigError, match=error):
+        federate(**(parts | options))
+
+
+@pytest.mark.parametrize("wrong", [0.1, "topk", TopK, lambda x: x, None])
+def test_what_is_no_compressor_is_refused(wrong: Any) -> None:
+    for make in (efvfl, cvfl):
+        with pytest.raises(ConfigError, match=re.escape(f"{shown(wrong)} came as a compressor")):
+            make(wrong)
+    for direction in ("down", "fusion"):
+        with pytest.raises(ConfigError, match="0 came as a compressor"):
+            efvfl(TopK(0.1), **{direction: 0})  # type: ignore[arg-type]
+
+
+def test_knobs_of_the_wrong_kind_are_refused() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'exact'"):
+        efvfl(TopK(0.1), start="exakt")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"a whole number from 1 to 16, but 4\.5 came"):
+        QSGD(4.5)
+    with pytest.raises(ConfigError, match=r"steps = 2\.5 came"):
+        Ramp(0.1, 1.0, 2.5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"local_steps = 1\.5 came"):
+        Agreement(labels="shared", local_steps=1.5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"options = 0\.1 came, a dict is expected"):
+        Optimizer("SGD", 0.1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="the class SGD came as optimiser, its name is expected"):
+        Optimizer(torch.optim.SGD)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("method", "agreement", "error"),
+    [
+        (efvfl(TopK(0.1), down=TopK(0.1)), Agreement(labels="shared"), "method.down is set, but it would have no"),
+        (efvfl(TopK(0.1), fusion=TopK(0.1)), Agreement(labels="shared"), "method.fusion is set, but it would have no"),
+        (cvfl(TopK(0.1), fusion=TopK(0.1)), Agreement(), "method.fusion is set"),
+        (efvfl(TopK(0.1)), Agreement(labels="shared", fusion="compress"), r"needs method.fusion.*fusion=TopK\(0.1\)"),
+        (svfl(), Agreement(downlink="aggregate"), "agreement.downlink is set, but it would have no effect"),
+        (svfl(), Agreement(fusion="replicate"), "agreement.fusion is set, but it would have no effect"),
+    ],
+)
+def test_settings_without_effect_are_refused_as_in_run_files(method: Any, agreement: Agreement, error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        federate(X, Y, local_models(), head(), method=method, agreement=agreement)
+
+
+def test_the_uncompressed_method_goes_with_every_agreement_it_is_compared_in() -> None:
+    federate(X, Y, local_models(), head(), agreement=Agreement(labels="shared", fusion="compress")).step()
+
+
+@pytest.mark.parametrize(
+    ("features", "error"),
+    [
+        ([X[0][:3], X[1][:1], X[2][:3]], "'party2': 1.* new rows: the same rows of all"),
+        ([v[:0] for v in X], "no rows came to predict"),
+        (X[:2], "the new rows are of 2 parties, but 3 are expected"),
+        ({"party1": X[0], "party2": X[1], "party4": X[2]}, "the new rows are of parties .*'party4'"),
+        ([X[0][:, :2], *X[1:]], r"new columns of 'party1' .* \(60, 2\)"),
+        ([v.float() for v in X], "are torch.float32"),
+        (GAP, "in the new rows hold NaN"),
+        (X[0], "each party has a table of its own"),
+    ],
+)
+def test_rows_that_cannot_be_predicted_are_refused(features: Any, error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        problem(svfl()).predict(features)
+
+
+@pytest.mark.parametrize("options", [{"epochs": 2.5}, {"epochs": -1}, {"epochs": 2, "observe_every": 0}])
+def test_training_refuses_numbers_at_once_and_not_when_records_are_asked_for(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="a whole number from"):
+        problem().train(**options)
+
+
+def test_numpys_whole_numbers_are_whole() -> None:
+    assert whole("n", np.int32(3), 1) == 3
+    for wrong in (True, 3.0, "3"):
+        with pytest.raises(ConfigError, match="n = "):
+            whole("n", wrong)
