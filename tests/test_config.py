@@ -117,6 +117,11 @@ def test_the_same_file_gives_the_same_run_and_another_seed_another() -> None:
         ("[model]\nname = 'resnet18'\nactivation = 'tanh'", r"model.activation is set, but .* Leave it out"),
         ("[fusion]\noptions = { foo = 3 }", "fusion.options is set, but it would have no effect"),
         ("[fusion]\nname = 'mine:net'\nhidden = [3]", "fusion.hidden is set, but it would have no effect"),
+        ("[[party]]\nname = 'bank'\n[[party]]\nname = 'bank'", r"2 \[\[party\]\] of the name 'bank'"),
+        ("[[party]]\nname = 'server'", "which is the label holder's certificate: rename it"),
+        ("[network]\naddress = '127.0.0.1'", "the address '127.0.0.1' came, host:port is expected"),
+        ("[network]\naddress = 'vfl.example.org:port'", "host:port is expected"),
+        ("[network]\naddress = ':7143'", "host:port is expected"),
     ],
 )
 def test_mistakes_are_answered(text: str, error: str, tmp_path: Path) -> None:
@@ -157,6 +162,11 @@ def test_mistakes_are_answered(text: str, error: str, tmp_path: Path) -> None:
         ("[method]\ncompressor = { name = 'collections:Counter' }", "a class under @register"),
         ("[model]\nname = 'torch.nn:Linear'\nwidth = 8\noptions = { in_features = 16, out_features = 5 }", "returns 5"),
         ("[data]\nname = 'npzz'", r"no data set 'npzz'\. Did you mean 'npz'"),
+        ("[data]\nname = 'table'\npath = 'x.csv'", "there is no party: add a"),
+        (
+            "[data]\nname = 'tabel'\n[[party]]\nname = 'bank'\ndata = { path = 'bank.csv', id = 'id' }",
+            "data.name = 'tabel' came, but parties have tables: write 'table'",
+        ),
         ("loss = 'cross_entropi'", r"Did you mean 'cross_entropy'\?"),
         ("label_holder = 'bank'", "is not a party"),
         ("[[party]]\nname = 'top-lef'", r"Did you mean 'top-left'\?"),

@@ -483,7 +483,10 @@ JOIN = ["join", "fed.toml", "--status", "quiet"]
         ([*JOIN, "--party", "nort"], "'nort' has no data in this file"),
         (["serve", "fed.toml", "--insecure", "--address", "0.0.0.0:0"], "--insecure works on loopback addresses only"),
         ([*JOIN, "--party", "north", "--insecure", "--address", "10.0.0.1:7143"], "--insecure works on loopback"),
-        (["serve", "fed.toml", "--insecure", "--address", "127.0.0.1:x"], "cannot listen on 127.0.0.1:x"),
+        (
+            ["serve", "fed.toml", "--insecure", "--address", "127.0.0.1:x"],
+            "the address '127.0.0.1:x' came, host:port is expected",
+        ),
         (["certs", "fed.toml", "--days", "0"], "a certificate cannot be valid for 0 days"),
         (["audit", "absent"], "there is no ledger.jsonl in absent"),
     ],

@@ -123,6 +123,20 @@ def test_the_encoder_of_the_first_start_is_kept_with_the_checkpoint(tmp_path: Pa
     assert (home / ENCODER).exists()
 
 
+def test_a_column_that_is_left_out_later_is_not_used_in_silence(tmp_path: Path) -> None:
+    _, shop = write(tmp_path)
+    config = settings()
+    home = aligned(config, tmp_path)
+    participant.hold(config, tmp_path, "shop", home)
+    (home / CHECKPOINT).write_bytes(b"")
+    own = replace(config.party[1], data=replace(config.party[1].data, leave_out=("bought",)))  # type: ignore[type-var]
+    changed = replace(config, party=(config.party[0], own))
+    with pytest.raises(ConfigError, match="began with 'bought', which the file leaves out now"):
+        participant.hold(changed, tmp_path, "shop", home)
+    shop.with_columns(later=pl.lit(1)).write_parquet(tmp_path / "shop.parquet")
+    assert participant.hold(config, tmp_path, "shop", home).columns["train"].shape[1] == 2
+
+
 def test_rows_that_came_later_need_no_label(tmp_path: Path) -> None:
     bank, _ = write(tmp_path)
     bank.drop("paid").head(3).with_columns(person=pl.Series(["N1", "N2", "N3"])).write_csv(tmp_path / "new.csv")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from efvfl.errors import ConfigError, DataError
-from efvfl.tabular.ids import FORMS, normalise, read_ids
+from efvfl.tabular.ids import FORMS, normalise, normalise_texts, read_ids
 from efvfl.tabular.splits import split_of, stratified
 
 steady = settings(deadline=None, derandomize=True, max_examples=200)
@@ -165,3 +165,10 @@ def test_splits_that_cannot_be_are_refused() -> None:
         stratified(["a", "b"], np.array([0.5, 1.0]), 0, (0.1, 0.1))
     with pytest.raises(DataError, match="1 labels came for 2 ids"):
         stratified(["a", "b"], np.array([1]), 0, (0.1, 0.1))
+
+
+def test_ids_that_people_type_meet_those_of_tables() -> None:
+    typed = [" K0100", "k0100 ", "0042", "", "  "]
+    assert normalise_texts(typed, ["strip", "case", "zeros"]) == ["k0100", "k0100", "42", "", "  "]
+    assert normalise_texts(typed, ["strip"])[:3] == ["K0100", "k0100", "0042"]
+    assert normalise_texts([], ["strip"]) == []

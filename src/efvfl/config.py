@@ -155,6 +155,10 @@ class NetworkConfig:
     save_steps: int = 1000  # a participant saves itself after so many steps, or
     save_seconds: float = 60.0  # seconds
 
+    def __post_init__(self) -> None:
+        """Refuse an address that nobody can dial."""
+        check_address(self.address)
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -186,6 +190,7 @@ class RunConfig:
         """Refuse numbers out of range, and settings that would have no effect."""
         at_least(0, epochs=self.epochs, batch_size=self.batch_size, threads=self.threads)
         at_least(1, observe_every=self.observe_every, **{"network.save_steps": self.network.save_steps})
+        _check_names([party.name for party in self.party])
         method, agreement = self.method, self.agreement
         check_together(agreement, bool(method.down), bool(method.fusion))
         refuse_idle(
@@ -218,6 +223,22 @@ class RunConfig:
     def of(self, name: str) -> PartyConfig:
         """Return what is special about a party; nothing, if the file does not mention it."""
         return next((party for party in self.party if party.name == name), PartyConfig(name))
+
+
+def _check_names(names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"the file has {names.count(name)} [[party]] of the name {name!r}: each needs its own.")
+        if name == "server":
+            raise ConfigError("a [[party]] has the name 'server', which is the label holder's certificate: rename it.")
+
+
+def check_address(address: str) -> str:
+    """Return an address that has a host and a port."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"the address {address!r} came, host:port is expected, such as 'vfl.example.org:7143'.")
+    return address
 
 
 def on_device(config: RunConfig, device: Literal["cpu", "cuda", "mps"]) -> RunConfig:

@@ -88,8 +88,8 @@ class AbsentError(EfvflError):
 class Interrupted(EfvflError):
     """Somebody asked us to stop."""
 
-    def __init__(self) -> None:
-        super().__init__("stopped as asked: everything is saved, the same command goes on from here.")
+    def __init__(self, then: str = "everything is saved, the same command goes on from here.") -> None:
+        super().__init__(f"stopped as asked: {then}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from efvfl import losses, models, vision
 from efvfl.block import Optimizer
-from efvfl.config import SGD_RATE, FusionConfig, ModelConfig, RunConfig
+from efvfl.config import SGD_RATE, DataConfig, FusionConfig, ModelConfig, RunConfig
 from efvfl.data import Dataset, catalogue, digits, npz, npz_files
 from efvfl.data.npz import classes_of
 from efvfl.device import place
@@ -52,7 +52,12 @@ def load_data(config: RunConfig, folder: Path) -> Dataset:
 def has_tables(config: RunConfig) -> bool:
     """Whether rows come from tables, not arrays."""
     files = [party.data.path for party in config.party if party.data]
-    return config.data.name == "table" or any(path and not path.endswith(".npz") for path in files)
+    found = config.data.name == "table" or any(path and not path.endswith(".npz") for path in files)
+    if found and not config.party:
+        raise ConfigError("the data are tables, but there is no party: add a [[party]] with its name, path and id.")
+    if found and config.data.name not in ("table", DataConfig().name):
+        raise ConfigError(f"data.name = {config.data.name!r} came, but parties have tables: write 'table'.")
+    return found
 
 
 def _joined(config: RunConfig, folder: Path) -> Dataset:

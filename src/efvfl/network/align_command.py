@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from efvfl import config as configs
 from efvfl.config import RunConfig
-from efvfl.errors import ConfigError, DataError, nearest
+from efvfl.errors import ConfigError, DataError, Interrupted, nearest
 from efvfl.network import certs, trail
 from efvfl.network.align import AlignServer, nothing_shared
 from efvfl.network.align_member import AlignMember
@@ -90,7 +91,10 @@ def _follow(options: argparse.Namespace, config: RunConfig, console: Console, st
     stack.callback(member.close)
     written = trail.Trail(folder)
     stack.callback(written.close)
-    address, waiting = options.address or config.network.address, Waiting(server=config.network.absent_seconds)
+    address, waiting = (
+        configs.check_address(options.address or config.network.address),
+        Waiting(server=config.network.absent_seconds),
+    )
     written.watch(port_of(address))
     joining = Joining(member, partial(dial, address, identity, FRAME, written.count), waiting, written.wrote)
 
@@ -101,7 +105,7 @@ def _follow(options: argparse.Namespace, config: RunConfig, console: Console, st
     stack.callback(shown.close)
     joining.on_tick = partial(tick, shown, written)
     _introduce(shown, own, config)
-    with stops(joining.stopping):
+    with _not_saved(), stops(joining.stopping):
         joining.run()
     if member.void == Reason.EMPTY:
         raise nothing_shared(member.ids)
@@ -130,18 +134,26 @@ def _lead(options: argparse.Namespace, config: RunConfig, console: Console, stac
     stack.callback(shown.close)
     hub.on_tick = partial(tick, shown, written)
     _introduce(shown, own, config)
-    address = options.address or config.network.address
+    address = configs.check_address(options.address or config.network.address)
     listening, port = listen(address, identity, FRAME, len(hub.names), hub.accept)
     written.watch(port)
     stack.callback(lambda: listening.stop(1.0).wait(2.0))
     stack.callback(written.count)
     stack.callback(hub.close)
     shown.say(f"Listening on {address.rsplit(':', 1)[0]}:{port} for {', '.join(hub.names)}.", port=port)
-    with stops(hub.stopping):
+    with _not_saved(), stops(hub.stopping):
         found = server.run()
     for name in sorted(server.untold):
         log.warning("%s has the list, but went before it was told that all is done.", name)
     _conclude(shown, own, found, folder)
+
+
+@contextlib.contextmanager
+def _not_saved() -> Iterator[None]:
+    try:
+        yield
+    except Interrupted:
+        raise Interrupted("the alignment was not finished, and the same command starts it over.") from None
 
 
 def _bytes(written: trail.Trail) -> dict[str, int]:

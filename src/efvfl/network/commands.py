@@ -118,7 +118,7 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console, stack
     stack.callback(member.journal.close)
     written = trail.Trail(member.folder)
     stack.callback(written.close)
-    address = options.address or network.address
+    address = configs.check_address(options.address or network.address)
     written.watch(port_of(address))
     joining = Joining(
         member,
@@ -157,7 +157,7 @@ def _warn_of_seed(config: RunConfig, name: str = "") -> None:
     if (config.of(name) if name else config).private_seed is None:
         log.warning(
             "no private_seed is set for %s: its initial parameters and noise follow from the shared seed, which the "
-            "others know. Set it in your own copy of the file.",
+            "others know. Set it in your own copy of the file, and start in an empty folder: what has begun goes on.",
             name or "the server",
         )
 
@@ -182,7 +182,7 @@ def serve(options: argparse.Namespace, config: RunConfig, console: Console, stac
     status = Status(options.status, console, partial(_standing, serving, written))
     stack.callback(status.close)
     hub.on_tick = partial(tick, status, written, serving.workers)
-    address = options.address or config.network.address
+    address = configs.check_address(options.address or config.network.address)
     listening, port = listen(address, identity, participant.frame_limit(serving.plan), len(holding.names), hub.accept)
     written.watch(port)
     stack.callback(lambda: listening.stop(1.0).wait(2.0))
@@ -276,7 +276,7 @@ def _wanted(options: argparse.Namespace, holding: Holding) -> list[str]:
 
 
 def _predict(options: argparse.Namespace, ids: list[str], serving: Serving, status: Status) -> None:
-    output = serving.predict_split(options.split) if options.split else serving.predict(ids)
+    output = serving.predict_split(options.split) if options.split else serving.predict(serving.in_one_form(ids))
     write_predictions(options.out, ids, output, serving.config.loss, serving.holding.class_names)
     status.say(f"Predictions of {len(ids):,} rows: {options.out}")
 

@@ -227,7 +227,8 @@ class Hub(Links):
         if frame.number < self.number and frame.number not in self.journal:
             raise ProtocolError(
                 f"{name} has handled {frame.number} requests, but the log here begins at {self.journal.start}: its "
-                "folder is older than it was when it last spoke. Was it restored from a backup? Start all anew."
+                "folder is older than it was when it last spoke. Was it restored from a backup? Put its newest folder "
+                "back, or start all anew in empty folders."
             )
         self.greet(name, table, frame.number)
         self._mark(name, frame)

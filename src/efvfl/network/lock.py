@@ -16,7 +16,7 @@ class Lock:
         """Take the folder, or say who has it."""
         path = folder / "lock"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it will hold models in plain form
             self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
             raise CheckpointError(f"cannot write {path}: {error}.") from error

@@ -16,6 +16,7 @@ from efvfl import checkpoint, observe
 from efvfl.config import RunConfig
 from efvfl.crew import Crew
 from efvfl.errors import AbsentError, DataError, Interrupted, ProtocolError
+from efvfl.experiment import has_tables
 from efvfl.folder import Outputs, save_outputs, save_settings
 from efvfl.ledger import Ledger
 from efvfl.network import terms
@@ -302,6 +303,14 @@ class Serving:
         absent = self.hub.finish()
         self.save()
         return absent
+
+    def in_one_form(self, ids: list[str]) -> list[str]:
+        """Return ids as alignment compares them; the rows of arrays have theirs as they are."""
+        if not has_tables(self.config):
+            return ids
+        from efvfl.tabular.ids import normalise_texts  # late: it brings polars
+
+        return normalise_texts(ids, self.config.data.id_format)
 
     def predict_split(self, split: str) -> Tensor:
         """Return the network's output on the rows of a split."""

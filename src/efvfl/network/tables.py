@@ -79,11 +79,22 @@ def _labels(config: RunConfig, target: Table | None, parts: dict[str, list[str]]
     return {split: classes.encode(target.labels(ids)) for split, ids in parts.items()}, classes
 
 
+def _check_chosen(began: list[str], now: list[str], home: Path) -> None:
+    """Refuse to go on with columns that were left out since training began; new ones in the table are no harm."""
+    if gone := [name for name in began if name not in now]:
+        raise ConfigError(
+            f"training in {home} began with {', '.join(map(repr, gone))}, which the file leaves out now. To train "
+            "without, start in an empty folder (copy aligned.parquet to it); to go on, set it back."
+        )
+
+
 def _encoder(table: Table, train: list[str], home: Path | None) -> Encoder:
     """Return the encoder that training began with, or learn it now."""
     kept = home / FILE if home else None
     if home and kept and (home / CHECKPOINT).exists() and kept.exists():
-        return Encoder.from_json(kept.read_text(encoding="utf-8"))
+        found = Encoder.from_json(kept.read_text(encoding="utf-8"))
+        _check_chosen([column.name for column in found.columns], table.settings.chosen(table.rows(train)), home)
+        return found
     encoder = Encoder.fit(table.rows(train), table.settings)
     if kept:
         write_atomically(kept, encoder.to_json().encode())

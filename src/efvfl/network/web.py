@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,12 @@ def make_app(desk: Desk, door: Door) -> FastAPI:
     async def predict(request: Request) -> Response:
         try:
             door.check(request)
-            ids = read_ids(await _body(request, desk.settings.timeout))
+            asked = read_ids(await _body(request, desk.settings.timeout))
+            ids = desk.serving.in_one_form(asked)
             prediction = await asyncio.to_thread(desk.at_once, ids)
             if prediction is None:
                 prediction = await asyncio.wrap_future(desk.submit(ids))
+            prediction = replace(prediction, ids=asked)  # spelt as they came
             return Response(await asyncio.to_thread(prediction.to_json), media_type="application/json")
         except Declined as error:
             headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(error.status)

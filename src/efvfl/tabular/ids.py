@@ -59,6 +59,12 @@ def normalise(values: polars.Series, forms: Sequence[str]) -> list[str | None]:
     return normal
 
 
+def normalise_texts(ids: Sequence[str], forms: Sequence[str]) -> list[str]:
+    """Return ids that people typed in the form that tables are compared in; an empty one stays as it is."""
+    normal = normalise(polars.Series(ids, dtype=polars.String), forms)
+    return [typed if made is None else made for typed, made in zip(ids, normal, strict=True)]
+
+
 def read_ids(
     values: polars.Series, forms: Sequence[str], duplicates: Literal["refuse", "first", "drop"], what: str
 ) -> Ids:
