@@ -16,6 +16,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -79,6 +80,10 @@ def _certified(certificate: dict[str, Any] | None) -> str | None:
 def make_app(desk: Desk, door: Door) -> FastAPI:
     """Return the app: POST /predict for clients with credentials, GET /health for all."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.exception_handler(HTTPException)
+    async def decline(request: Request, error: HTTPException) -> Response:
+        return _answer({"error": f"{error.detail}: POST /predict and GET /health are all there is."}, error.status_code)
 
     @app.post("/predict")
     async def predict(request: Request) -> Response:

@@ -83,6 +83,8 @@ def label_settings(config: RunConfig) -> tuple[str, Settings] | None:
     if config.data.label and any(p.name == config.label_holder for p in own):
         raise ConfigError(f"labels are in [data] and at {config.label_holder!r}: only one of them can be meant.")
     if config.data.label:
+        if not config.data.path:
+            raise ConfigError("[data] has a label but no path: name the table that the label is in.")
         return config.data.path, Settings(id=config.data.id, label=config.data.label)
     here = config.of(config.label_holder).data
     return (here.path, Settings.of(here)) if here and here.label else None
