@@ -118,11 +118,11 @@ def test_a_network_equals_one_process(tmp_path: Path) -> None:
 
 
 def test_a_party_that_was_away_gets_the_rounded_surrogate(tmp_path: Path) -> None:
-    serving, members = run(tmp_path, stale_config(agreement={"memory_dtype": "bfloat16"}), leaves_at=6, back_at=12)
+    serving, parties = run(tmp_path, stale_config(agreement={"memory_dtype": "bfloat16"}), leaves_at=6, back_at=12)
     assert any(AWAY in record.absent for record in serving.records)
-    for channel, member in zip(serving.server.channels, members.values(), strict=True):
+    for channel, party in zip(serving.server.channels, parties.values(), strict=True):
         assert memory_of(channel).dtype == NARROW
-        assert torch.equal(memory_of(channel), memory_of(member.party.up))
+        assert torch.equal(memory_of(channel), memory_of(party.up))
 
 
 def test_what_cannot_be_rounded_is_refused() -> None:

@@ -60,7 +60,7 @@ def run(
     return lab.train(control, at_end), lab.parties
 
 
-@pytest.mark.parametrize("leaves_at", [4, 5, 6, 7, 8, 9])
+@pytest.mark.parametrize("leaves_at", [5, 6, 8])
 def test_training_goes_on_without_a_party_and_it_rejoins(tmp_path: Path, leaves_at: int) -> None:
     serving, parties = run(tmp_path, stale_config(), leaves_at, back_at=15)
     spans = [span for record in serving.records for span in record.absent.get(AWAY, [])]
@@ -77,7 +77,7 @@ def test_training_goes_on_without_a_party_and_it_rejoins(tmp_path: Path, leaves_
 
 
 @pytest.mark.parametrize("case", SHARED)
-@pytest.mark.parametrize("leaves_at", [0, 1, 5, 8])
+@pytest.mark.parametrize("leaves_at", [0, 5])
 def test_with_shared_labels_a_party_that_is_back_knows_what_it_missed(
     tmp_path: Path, case: str, leaves_at: int
 ) -> None:
@@ -94,7 +94,7 @@ def test_with_shared_labels_a_party_that_is_back_knows_what_it_missed(
 
 
 @pytest.mark.parametrize("case", ["relay, replicate", "aggregate, compress"])
-@pytest.mark.parametrize("dies_at", [(8,), (13, 14), (15, 16), (16, 17)])
+@pytest.mark.parametrize("dies_at", [(8,), (15, 16)])
 def test_the_server_may_die_while_a_party_is_away(tmp_path: Path, case: str, dies_at: tuple[int, ...]) -> None:
     """Requests that are in its log are made again from the same replies, one with SYNC among them."""
     calm, _ = run(tmp_path / "calm", shared_config(case), 7, back_at=15)

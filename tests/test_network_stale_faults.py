@@ -117,7 +117,7 @@ def test_who_was_away_survives_a_power_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", SHARED)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1])
 def test_whatever_chance_brings_all_agree_in_the_end(tmp_path: Path, case: str, seed: int) -> None:
     """Cuts before and after a reply, parties killed with old checkpoints, servers with and without a save."""
     chance, lock = Random(seed), threading.Lock()
