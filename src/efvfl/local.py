@@ -78,7 +78,8 @@ def federate(
         raise ConfigError(f"label_holder = {label_holder!r} is not a party; parties are {names}.")
     if sources and [len(source) for source in sources] != [len(train.labels)] * len(names):
         raise ConfigError(f"{len(names)} sources of {len(train.labels):,} rows are needed, one for each party.")
-    given = {name: arguments.held_out(pair, names, train, name) for name, pair in _held(validation, test)}
+    pairs = {"validation": validation, "test": test}
+    given = {name: arguments.held_out(pair, names, train, name) for name, pair in pairs.items()}
     splits = {"train": train} | {name: split for name, split in given.items() if split is not None}
     fusion = Fusion(head, combine)
     widths, dtype = _widths(local, dict(zip(names, train.features, strict=True)), fusion)
@@ -106,10 +107,6 @@ def federate(
     ledger, here = Ledger(), [label_holder] if label_holder else []
     transport = LocalTransport(parties, ledger, here, wire)
     return Federation(server, parties, transport, ledger, splits, here, plan.agreement.window)
-
-
-def _held(validation: object, test: object) -> tuple[tuple[str, object], ...]:
-    return ("validation", validation), ("test", test)
 
 
 def _widths(models: Sequence[nn.Module], named: dict[str, Tensor], fusion: Fusion) -> tuple[list[int], torch.dtype]:

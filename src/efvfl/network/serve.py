@@ -37,6 +37,7 @@ from efvfl.network.participant import (
 from efvfl.network.saving import CHECKPOINT, Saving, load_own
 from efvfl.pace import Pace
 from efvfl.packet import Kind, Message
+from efvfl.tabular.ids import normalise_texts
 from efvfl.train import Record
 
 
@@ -306,11 +307,7 @@ class Serving:
 
     def in_one_form(self, ids: list[str]) -> list[str]:
         """Return ids as alignment compares them; the rows of arrays have theirs as they are."""
-        if not has_tables(self.config):
-            return ids
-        from efvfl.tabular.ids import normalise_texts  # late: it brings polars
-
-        return normalise_texts(ids, self.config.data.id_format)
+        return normalise_texts(ids, self.config.data.id_format) if has_tables(self.config) else ids
 
     def predict_split(self, split: str) -> Tensor:
         """Return the network's output on the rows of a split."""
