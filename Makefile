@@ -21,7 +21,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_layers.py
+	$(BIN)/python -m pytest tests/project/test_layers.py
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
@@ -36,7 +36,7 @@ performance: $(READY)
 	$(BIN)/python -m tools.performance
 
 chaos: $(READY)
-	$(BIN)/python tests/chaos.py --kills 300
+	$(BIN)/python tests/support/chaos.py --kills 300
 
 results: $(READY)
 	$(BIN)/python tools/results.py

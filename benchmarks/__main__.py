@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks import lines, suite
 from benchmarks.lines import Report
-from efvfl.checkpoint import write_atomically
+from efvfl.util.files import write_atomically
 
 OUT = Path(__file__).parent / "results" / "bench.json"
 

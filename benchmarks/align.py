@@ -14,14 +14,15 @@ import time
 from functools import partial
 from pathlib import Path
 
-from efvfl import config as configs
-from efvfl.config import RunConfig
-from efvfl.network import authority, certs, psi
-from efvfl.network.align import AlignServer
-from efvfl.network.align_member import AlignMember
-from efvfl.network.align_words import FRAME
-from efvfl.network.grpc import dial, listen
-from efvfl.network.join import Joining
+from efvfl.config import run_file as configs
+from efvfl.config.run_file import RunConfig
+from efvfl.network.align import psi
+from efvfl.network.align.alignment import AlignServer
+from efvfl.network.align.messages import FRAME
+from efvfl.network.align.party import AlignMember
+from efvfl.network.identity import authority, certificates
+from efvfl.network.links.dialling import Dialler
+from efvfl.network.links.grpc import dial, listen
 
 NAME = "party"
 OVERLAP = 0.6
@@ -38,7 +39,7 @@ def ids(count: int, start: int) -> list[str]:
 def party(folder: Path, count: int, port: int) -> None:
     member = AlignMember(run_config(), NAME, ids(count, round((1 - OVERLAP) * count)), folder / NAME)
     try:
-        Joining(member, partial(dial, f"127.0.0.1:{port}", certs.load(folder / "certs", NAME), FRAME)).run()
+        Dialler(member, partial(dial, f"127.0.0.1:{port}", certificates.load(folder / "certs", NAME), FRAME)).run()
     finally:
         member.close()
 
@@ -54,7 +55,7 @@ def measure(count: int) -> tuple[float, float, int, int, int]:
     moved = {"in": 0, "out": 0}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        authority.make(folder / "certs", [certs.SERVER, NAME])
+        authority.make(folder / "certs", [certificates.SERVER, NAME])
         server = AlignServer(
             run_config(),
             ids(count, 0),
@@ -62,16 +63,16 @@ def measure(count: int) -> tuple[float, float, int, int, int]:
             folder / "server",
             wrote=lambda _, direction, frame: moved.update({direction: moved[direction] + len(frame.body)}),
         )
-        identity = certs.load(folder / "certs", certs.SERVER)
-        listening, port = listen("127.0.0.1:0", identity, FRAME, 1, server.hub.accept)
+        identity = certificates.load(folder / "certs", certificates.SERVER)
+        listening, port = listen("127.0.0.1:0", identity, FRAME, 1, server.requests.accept)
         other = multiprocessing.get_context("spawn").Process(target=party, args=(folder, count, port))
         other.start()
-        server.hub.idle(lambda: bool(server.hub.links))
+        server.requests.idle(lambda: bool(server.requests.links))
         began = time.perf_counter()
         found = server.run()
         seconds = time.perf_counter() - began
         other.join()
-        server.hub.close()
+        server.requests.close()
         listening.stop(None).wait()
     assert len(found.ids) == round(OVERLAP * count)
     return seconds, core_seconds() - before, server.total, moved["in"], moved["out"]

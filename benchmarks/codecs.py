@@ -13,7 +13,7 @@ from benchmarks.lines import Line, ratio, slug
 from benchmarks.timing import alternate
 from efvfl import QSGD, Cast, Compressor, Packet, RandK, Sign, TopK, TopKQSGD
 from efvfl.compress import decode
-from efvfl.packet import FloatArray
+from efvfl.wire.packet import FloatArray
 
 SHAPE = (60_000, 16)  # a full batch of MNIST: 960,000 entries
 LEAST = 2_000  # bits, from which on the entropy is a target

@@ -10,15 +10,17 @@ from pathlib import Path
 
 import torch
 
-from efvfl.config import RunConfig
-from efvfl.network import authority, certs, participant, terms
-from efvfl.network.grpc import dial, listen
-from efvfl.network.holding import Holding
-from efvfl.network.join import Joining
-from efvfl.network.member import Member
-from efvfl.network.serve import Serving
+from efvfl.config.run_file import RunConfig
+from efvfl.network import handshake
+from efvfl.network.identity import authority, certificates
+from efvfl.network.links.dialling import Dialler
+from efvfl.network.links.grpc import dial, listen
+from efvfl.network.training import participant
+from efvfl.network.training.participant_data import ParticipantData
+from efvfl.network.training.party_process import PartyProcess
+from efvfl.network.training.server_process import ServerProcess
 
-Hold = Callable[[str], Holding]  # what a party of that name holds, or the server, whose name is ''
+Hold = Callable[[str], ParticipantData]  # what a party of that name holds, or the server, whose name is ''
 
 
 def _party(folder: Path, config: RunConfig, hold: Hold, name: str, port: int) -> None:
@@ -27,10 +29,10 @@ def _party(folder: Path, config: RunConfig, hold: Hold, name: str, port: int) ->
     held = hold(name)
     plan = participant.make_plan(config, held)
     made = participant.build_party(config, plan, held, name)
-    about = terms.about(config, name, held.names, held.trained_ids)
-    member = Member(made, folder / name, about, participant.Answerer(made, held))
-    identity = certs.load(folder / "certs", name)
-    Joining(member, partial(dial, f"127.0.0.1:{port}", identity, participant.frame_limit(plan, made.fusion_size))).run()
+    about = handshake.about(config, name, held.names, held.trained_ids)
+    member = PartyProcess(made, folder / name, about, participant.QuestionHandler(made, held))
+    identity = certificates.load(folder / "certs", name)
+    Dialler(member, partial(dial, f"127.0.0.1:{port}", identity, participant.frame_limit(plan, made.fusion_size))).run()
 
 
 def _straight(port: int, count: int) -> Sequence[int]:
@@ -40,16 +42,16 @@ def _straight(port: int, count: int) -> Sequence[int]:
 @contextmanager
 def network(
     config: RunConfig, hold: Hold, folder: Path, ports: Callable[[int, int], Sequence[int]] = _straight
-) -> Iterator[Serving]:
+) -> Iterator[ServerProcess]:
     """Start a server here and its parties as processes, with a folder for all.
 
     Everyone asks `hold` for its own rows. `ports` says what each of so many parties dials, given the server's port.
     """
-    serving = Serving(config, hold(""), folder / "server")
-    names = serving.hub.names
-    authority.make(folder / "certs", [certs.SERVER, *names])
-    identity, limit = certs.load(folder / "certs", certs.SERVER), participant.frame_limit(serving.plan)
-    listening, port = listen("127.0.0.1:0", identity, limit, len(names), serving.hub.accept)
+    serving = ServerProcess(config, hold(""), folder / "server")
+    names = serving.requests.names
+    authority.make(folder / "certs", [certificates.SERVER, *names])
+    identity, limit = certificates.load(folder / "certs", certificates.SERVER), participant.frame_limit(serving.plan)
+    listening, port = listen("127.0.0.1:0", identity, limit, len(names), serving.requests.accept)
     context = multiprocessing.get_context("spawn")
     processes = [
         context.Process(target=_party, args=(folder, config, hold, name, dialled), daemon=True)
@@ -63,6 +65,6 @@ def network(
         for process in processes:
             process.kill()
             process.join()
-        serving.hub.close()
-        serving.journal.close()
+        serving.requests.close()
+        serving.message_log.close()
         listening.stop(None).wait(5)

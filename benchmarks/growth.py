@@ -13,13 +13,14 @@ from torch import Tensor
 from benchmarks.lines import Line, ratio, slug
 from benchmarks.step import CLASSES, PARTIES, PIXELS, SHALLOW, WIDTH
 from benchmarks.timing import Timing, alternate
-from efvfl import Agreement, Batches, Federation, Optimizer, TopK, efvfl, losses
-from efvfl.batches import Rows
-from efvfl.build import Plan, make_party, make_server
-from efvfl.fusion import Fusion
-from efvfl.ledger import Ledger
-from efvfl.memory import ErrorFeedback
-from efvfl.transport import LocalTransport
+from efvfl import Agreement, Batches, Federation, Optimizer, TopK, efvfl
+from efvfl.core import losses
+from efvfl.core.batches import Rows
+from efvfl.core.fusion import Fusion
+from efvfl.core.memory import ErrorFeedback
+from efvfl.core.plan import Plan, make_party, make_server
+from efvfl.training.transport import LocalTransport
+from efvfl.wire.ledger import Ledger
 
 BATCH = 128
 AGREEMENTS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.lines import Line
 from benchmarks.step import PARTIES, WIDTH, Network, against_central
-from efvfl.vision import mvcnn, resnet18
+from efvfl.models.vision import mvcnn, resnet18
 
 VIEW = (1, 32, 32)
 RESNET = Network(lambda: resnet18(3, WIDTH, channels=32), (3, 16, 16), rate=0.01)

@@ -20,11 +20,11 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from efvfl import QSGD, Batches, Federation, Message, Method, Optimizer, Protection, TopK, efvfl, federate, svfl
-from efvfl.batches import Rows
+from efvfl.core.batches import Rows
+from efvfl.core.party import Party
 from efvfl.data.base import Dataset, cut
-from efvfl.observe import Split, represent
-from efvfl.party import Party
-from efvfl.tables import as_markdown
+from efvfl.experiments.tables import as_markdown
+from efvfl.training.measure import Split, represent
 
 HOLDER, GUEST = "holder", "guest"
 WIDTH, BATCH = 8, 64

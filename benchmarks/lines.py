@@ -142,7 +142,7 @@ class Report:
 
 def table(lines: list[Line]) -> str:
     """Return lines as a Markdown table."""
-    from efvfl.tables import as_markdown
+    from efvfl.experiments.tables import as_markdown
 
     return as_markdown(HEADINGS, [line.cells() for line in lines])
 

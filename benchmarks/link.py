@@ -26,13 +26,13 @@ from matplotlib.figure import Figure
 
 from benchmarks import federation
 from benchmarks.lines import Line, slug
-from efvfl import config as configs
-from efvfl.checkpoint import write_atomically
-from efvfl.config import RunConfig
-from efvfl.experiment import load_data, make_federation
-from efvfl.network import participant
-from efvfl.network.holding import Holding
-from efvfl.network.serve import Serving
+from efvfl.config import run_file as configs
+from efvfl.config.run_file import RunConfig
+from efvfl.network.training import participant
+from efvfl.network.training.participant_data import ParticipantData
+from efvfl.network.training.server_process import ServerProcess
+from efvfl.runs.build import load_data, make_federation
+from efvfl.util.files import write_atomically
 
 ROUND_TRIP = 0.020  # seconds
 UP, DOWN = 10e6 / 8, 100e6 / 8  # bytes a second
@@ -104,13 +104,13 @@ def run_config(method: dict[str, Any], batch_size: int) -> RunConfig:
     return configs.read(RunConfig, table, "link")
 
 
-def hold(config: RunConfig, name: str) -> Holding:
+def hold(config: RunConfig, name: str) -> ParticipantData:
     """Return what a party holds, or the server."""
     return participant.hold(config, Path(), name)
 
 
 @contextmanager
-def network(config: RunConfig) -> Iterator[Serving]:
+def network(config: RunConfig) -> Iterator[ServerProcess]:
     """Start a federation whose parties are behind lines."""
     context = multiprocessing.get_context("spawn")
     started: list[BaseProcess] = []

@@ -30,16 +30,18 @@ from benchmarks import link
 from benchmarks.growth import told
 from benchmarks.lines import Line, ratio
 from benchmarks.timing import Timing, alternate
-from efvfl import Agreement, Batches, Federation, Optimizer, TopK, checkpoint, efvfl, losses
-from efvfl.batches import Rows
-from efvfl.build import Plan, make_party, make_server
-from efvfl.channel import Channel
-from efvfl.experiment import load_data, make_federation
-from efvfl.fusion import Fusion
-from efvfl.ledger import Ledger
-from efvfl.memory import ErrorFeedback
-from efvfl.tables import as_markdown
-from efvfl.transport import LocalTransport
+from efvfl import Agreement, Batches, Federation, Optimizer, TopK, efvfl
+from efvfl.core import losses
+from efvfl.core.batches import Rows
+from efvfl.core.channel import Channel
+from efvfl.core.fusion import Fusion
+from efvfl.core.memory import ErrorFeedback
+from efvfl.core.plan import Plan, make_party, make_server
+from efvfl.experiments.tables import as_markdown
+from efvfl.runs.build import load_data, make_federation
+from efvfl.training.transport import LocalTransport
+from efvfl.util import checkpoint
+from efvfl.wire.ledger import Ledger
 
 PARTIES, COLUMNS, WIDTH, CLASSES, BATCH = 4, 32, 16, 2, 128
 FEW, MANY = 10_000, 10_000_000

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from benchmarks.lines import Line
 from benchmarks.link import ROUND_TRIP, network, run_config
-from efvfl.config import ModelConfig, RunConfig
-from efvfl.experiment import load_data, make_federation
+from efvfl.config.run_file import ModelConfig, RunConfig
+from efvfl.runs.build import load_data, make_federation
 
 METHOD = {"name": "efvfl", "compressor": {"name": "topk", "ratio": 0.1}}
 RATES = ((1024, 4.0), (128, 1.0), (128, 4.0))  # batch size, learning rate

@@ -22,17 +22,18 @@ import torch
 from benchmarks import step
 from benchmarks.lines import machine_facts
 from benchmarks.timing import Sides, milliseconds
-from efvfl import Agreement, Message, Method, Optimizer, TopK, channel, efvfl, federate, forward, party, shared, svfl
-from efvfl import server as servers
-from efvfl.batches import Batches
-from efvfl.block import Block
-from efvfl.checkpoint import write_atomically
+from efvfl import Agreement, Message, Method, Optimizer, TopK, efvfl, federate, svfl
 from efvfl.compress import Identity
-from efvfl.fusion import Fusion
-from efvfl.ledger import Ledger
-from efvfl.memory import ErrorFeedback
-from efvfl.packet import Packet, Reader
-from efvfl.tables import as_markdown
+from efvfl.core import channel, local_model, party, shared_labels
+from efvfl.core import server as servers
+from efvfl.core.batches import Batches
+from efvfl.core.block import Block
+from efvfl.core.fusion import Fusion
+from efvfl.core.memory import ErrorFeedback
+from efvfl.experiments.tables import as_markdown
+from efvfl.util.files import write_atomically
+from efvfl.wire.ledger import Ledger
+from efvfl.wire.packet import Packet, Reader
 
 OUT = Path(__file__).parent / "results" / "profile.json"
 REST = "Python around it"
@@ -77,14 +78,14 @@ class Counters:
 # What is counted under which name: the place where the caller looks the function up.
 COUNTED: tuple[tuple[str, Any, str], ...] = (
     ("taking rows", Batches, "rows"),
-    ("taking rows", forward, "columns_of"),
+    ("taking rows", local_model, "columns_of"),
     ("taking rows", servers, "take"),
-    ("taking rows", shared, "take"),
+    ("taking rows", shared_labels, "take"),
     ("taking rows", step, "chosen_rows"),
     ("local forward", party.Party, "_forward"),
     ("local forward", step, "represent"),
     ("fusion and loss", servers, "head_loss"),
-    ("fusion and loss", shared, "head_loss"),
+    ("fusion and loss", shared_labels, "head_loss"),
     ("fusion and loss", Fusion, "combine"),
     ("fusion and loss", Fusion, "cotangents"),
     ("fusion and loss", Fusion, "others"),

@@ -23,12 +23,12 @@ import torch
 from benchmarks import federation, step
 from benchmarks.lines import Line
 from benchmarks.timing import Timing, alternate
-from efvfl import config as configs
-from efvfl.config import RunConfig
-from efvfl.network import certs
-from efvfl.network.frame import Frame
-from efvfl.network.holding import Holding
-from efvfl.network.serve import Serving
+from efvfl.config import run_file as configs
+from efvfl.config.run_file import RunConfig
+from efvfl.network.identity import certificates
+from efvfl.network.links.frame import Frame
+from efvfl.network.training.participant_data import ParticipantData
+from efvfl.network.training.server_process import ServerProcess
 
 NAMES = ["a", "b", "c", "d"]
 ROWS, BATCH = 12_800, 128
@@ -47,15 +47,15 @@ def run_config(labels: str) -> RunConfig:
     return configs.read(RunConfig, table, "benchmark")
 
 
-def holding(name: str) -> Holding:
+def holding(name: str) -> ParticipantData:
     """Random rows in MNIST's shapes."""
     x, y = step.rows(ROWS)
     columns = {"train": x[NAMES.index(name)]} if name else {}
-    return Holding(NAMES, columns, {"train": y}, {"train": [str(i) for i in range(ROWS)]}, step.CLASSES)
+    return ParticipantData(NAMES, columns, {"train": y}, {"train": [str(i) for i in range(ROWS)]}, step.CLASSES)
 
 
 @contextmanager
-def network(labels: str) -> Iterator[tuple[Serving, Path]]:
+def network(labels: str) -> Iterator[tuple[ServerProcess, Path]]:
     """Start a federation; yield its server and the folder of all."""
     with (
         tempfile.TemporaryDirectory() as place,
@@ -66,9 +66,11 @@ def network(labels: str) -> Iterator[tuple[Serving, Path]]:
 
 def bare_party(folder: Path, name: str, port: int, up: int) -> None:
     """Answer everything with `up` bytes."""
-    identity = certs.load(folder / "certs", name)
+    identity = certificates.load(folder / "certs", name)
     credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
-    channel = grpc.secure_channel(f"127.0.0.1:{port}", credentials, [("grpc.ssl_target_name_override", certs.SERVER)])
+    channel = grpc.secure_channel(
+        f"127.0.0.1:{port}", credentials, [("grpc.ssl_target_name_override", certificates.SERVER)]
+    )
     out: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     out.put(b"")
     for _ in channel.stream_stream("/bare/Link")(iter(out.get, None)):
@@ -77,7 +79,7 @@ def bare_party(folder: Path, name: str, port: int, up: int) -> None:
 
 def bare(folder: Path, up: int, down: int) -> tuple[Callable[[], object], Callable[[], None]]:
     """Start the same processes with nothing to compute; return one exchange and how to stop it."""
-    identity = certs.load(folder / "certs", certs.SERVER)
+    identity = certificates.load(folder / "certs", certificates.SERVER)
     heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     outs: list[queue.SimpleQueue[bytes | None]] = []
 
@@ -142,7 +144,7 @@ def against_bare(labels: str, rounds: int, inner: int) -> dict[str, Timing]:
         sizes[direction] = max(sizes[direction], len(frame.body))
 
     with network(labels) as (serving, folder):
-        serving.hub.wrote = wrote
+        serving.requests.wrote = wrote
         for _ in range(5):
             serving.advance()
         exchange, stop_bare = bare(folder, sizes["in"], sizes["out"])

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 from benchmarks.lines import Line
-from efvfl import sweep
-from efvfl.runner import run_all
-from efvfl.sweep import Sweep
+from efvfl.experiments import experiment_file
+from efvfl.experiments.experiment_file import Sweep
+from efvfl.experiments.jobs import run_all
 
 EPOCHS, SEEDS = 100, 5  # of the paper's table
 
@@ -26,7 +26,7 @@ def seconds(plan: Sweep, workers: int) -> float:
 def lines(full: bool) -> list[Line]:
     """Measure the 13 cells of the MNIST table on the small digits."""
     cores = os.cpu_count() or 1
-    plan = sweep.changed(sweep.load("mnist"), seeds=(0,), epochs=200 if full else 50, data="digits")
+    plan = experiment_file.changed(experiment_file.load("mnist"), seeds=(0,), epochs=200 if full else 50, data="digits")
     rates = {workers: 60 * len(plan.jobs()) / seconds(plan, workers) for workers in sorted({1, cores})}
     out = [
         Line(f"sweep-{workers}", f"13 runs on digits, {workers} at a time", rate, "runs a minute")
@@ -39,8 +39,8 @@ def lines(full: bool) -> list[Line]:
 def mnist_table(full: bool) -> list[Line]:
     """Time the 13 cells for a few epochs, and extend to 100 epochs and 5 seeds: an epoch always costs the same."""
     cores, counts = os.cpu_count() or 1, (2, 12) if full else (1, 5)
-    plan = sweep.load("mnist")
-    few, more = (seconds(sweep.changed(plan, seeds=(0,), epochs=epochs), cores) for epochs in counts)
+    plan = experiment_file.load("mnist")
+    few, more = (seconds(experiment_file.changed(plan, seeds=(0,), epochs=epochs), cores) for epochs in counts)
     an_epoch = (more - few) / (counts[1] - counts[0])
     minutes = SEEDS * (few + (EPOCHS - counts[0]) * an_epoch) / 60
     note = f"extended from {counts[0]} and {counts[1]} epochs of 13 runs, {cores} at a time: {few:.1f} and {more:.1f} s"

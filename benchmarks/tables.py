@@ -23,16 +23,16 @@ from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from efvfl import metrics
-from efvfl.estimators import VerticalClassifier
-from efvfl.fusion import Fusion
-from efvfl.losses import LOSSES
-from efvfl.models import mlp, seeded_model
-from efvfl.rng import derive
-from efvfl.tabular.encode import Encoder, Settings
-from efvfl.tabular.model import table_model
-from efvfl.tabular.table import read
-from efvfl.vertical import OPTIMIZER, default_batch_size, default_epochs
+from efvfl.core.fusion import Fusion
+from efvfl.core.losses import LOSSES
+from efvfl.data.tables.encode import Encoder, Settings
+from efvfl.data.tables.table import read
+from efvfl.models.mlp import mlp, seeded_model
+from efvfl.models.tables import table_model
+from efvfl.runs import metrics
+from efvfl.runs.estimator_base import OPTIMIZER, default_batch_size, default_epochs
+from efvfl.runs.estimators import VerticalClassifier
+from efvfl.util.rng import derive
 
 SEEDS = range(5, 10)  # the estimators' defaults were chosen on the splits of seeds 0 to 4 of these same tables
 WIDTH = 16

@@ -17,10 +17,11 @@ from torch import nn
 
 from benchmarks.lines import Line, ratio, table
 from benchmarks.timing import Timing, alternate
-from efvfl import Federation, Optimizer, TopK, crew, efvfl, federate
-from efvfl.block import Block
-from efvfl.crew import Crew
-from efvfl.vision import resnet18
+from efvfl import Federation, Optimizer, TopK, efvfl, federate
+from efvfl.core.block import Block
+from efvfl.models.vision import resnet18
+from efvfl.network.workers import worker_group
+from efvfl.network.workers.worker_group import WorkerGroup
 
 ROWS, BATCH, WIDTH, CLASSES = 1024, 128, 16, 10
 NAME = "party"
@@ -44,11 +45,11 @@ def run_worker(rounds: int) -> None:
     torch.set_num_threads(1)
     one, two = federation(), federation()
     x, batches = two.splits["train"].features[0], two.server.batches
-    if crew.rank():
-        Crew(Block(model(), OPTIMIZER, batches.per_epoch), x, batches, NAME).work()
+    if worker_group.rank():
+        WorkerGroup(Block(model(), OPTIMIZER, batches.per_epoch), x, batches, NAME).work()
         return
     party = two.parties[NAME]
-    party.crew = Crew(party.block, x, batches, NAME)
+    party.crew = WorkerGroup(party.block, x, batches, NAME)
     party.crew.share()
     found = alternate({"one": one.step, "two": two.step}, rounds, warm=2)
     party.crew.leave(None, None, None)
@@ -78,4 +79,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_worker(int(sys.argv[1])) if crew.size() > 1 else main()
+    run_worker(int(sys.argv[1])) if worker_group.size() > 1 else main()

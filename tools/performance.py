@@ -16,8 +16,8 @@ from benchmarks.peers.runner import CASES
 from benchmarks.profile import Profile, Time
 from matplotlib.figure import Figure
 
-from efvfl import figures
-from efvfl.checkpoint import write_atomically
+from efvfl.experiments import figures
+from efvfl.util.files import write_atomically
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from efvfl import figures, sweep, tables
-from efvfl.checkpoint import write_atomically
+from efvfl.experiments import experiment_file, figures, tables
+from efvfl.util.files import write_atomically
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -34,7 +34,7 @@ NOTES = {
 
 def section(task: str, comparable: bool, note: str) -> str:
     """Return the part of the page about one task, or nothing if it has no results."""
-    plan = sweep.load(task)
+    plan = experiment_file.load(task)
     results = tables.collect(plan, ROOT / "results" / task)
     if not results:
         return ""

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.lines import machine_facts
 from benchmarks.peers.rows import Row, join, table_of
 from benchmarks.peers.runner import CASES, ROOT, measure
-from efvfl.checkpoint import write_atomically
+from efvfl.util.files import write_atomically
 
 
 def main() -> None:

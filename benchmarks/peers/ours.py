@@ -14,11 +14,12 @@ import torch
 import efvfl
 from benchmarks.federation import network
 from benchmarks.peers import problem
-from efvfl import Agreement, Optimizer, config, federate
-from efvfl.config import RunConfig
-from efvfl.ledger import Ledger
-from efvfl.network import participant
-from efvfl.network.holding import Holding
+from efvfl import Agreement, Optimizer, federate
+from efvfl.config import run_file
+from efvfl.config.run_file import RunConfig
+from efvfl.network.training import participant
+from efvfl.network.training.participant_data import ParticipantData
+from efvfl.wire.ledger import Ledger
 
 NAMES = ["a", "b", "c", "d"]
 METHODS: dict[str, dict[str, Any]] = {
@@ -38,16 +39,16 @@ def run_config(method: str) -> RunConfig:
         "method": METHODS[method],
         "optimizer": {"name": "SGD", "lr": problem.RATE},
     }
-    return config.read(RunConfig, table, "benchmark")
+    return run_file.read(RunConfig, table, "benchmark")
 
 
-def holding(name: str) -> Holding:
+def holding(name: str) -> ParticipantData:
     """What a party holds, or the server, whose name is ''."""
     x, y = problem.rows()
     ids = {"train": [str(i) for i in range(problem.ROWS)]}
     if name:
-        return Holding(NAMES, {"train": x[NAMES.index(name)]}, {}, ids, problem.CLASSES)
-    return Holding(NAMES, {}, {"train": y}, ids, problem.CLASSES)
+        return ParticipantData(NAMES, {"train": x[NAMES.index(name)]}, {}, ids, problem.CLASSES)
+    return ParticipantData(NAMES, {}, {"train": y}, ids, problem.CLASSES)
 
 
 def line(

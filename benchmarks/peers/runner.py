@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers.rows import Failed, Row, read
-from efvfl.checkpoint import write_atomically
+from efvfl.util.files import write_atomically
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -4,35 +4,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from efvfl.batches import Batches
-    from efvfl.block import Optimizer
     from efvfl.compress import QSGD, Cast, Compressor, Identity, RandK, Sign, TopK, TopKQSGD
+    from efvfl.compress.ramp import Ramp
+    from efvfl.core.batches import Batches
+    from efvfl.core.block import Optimizer
+    from efvfl.core.losses import Loss
+    from efvfl.core.methods import Agreement, Link, Method, cvfl, efvfl, svfl
+    from efvfl.core.protection import Protection
     from efvfl.errors import EfvflError
-    from efvfl.estimators import VerticalClassifier, VerticalRegressor
-    from efvfl.local import federate
-    from efvfl.losses import Loss
-    from efvfl.methods import Agreement, Link, Method, cvfl, efvfl, svfl
-    from efvfl.packet import Message, Packet
-    from efvfl.protect import Protection
-    from efvfl.schedule import Ramp
-    from efvfl.train import Federation, Record
+    from efvfl.runs.estimators import VerticalClassifier, VerticalRegressor
+    from efvfl.training.federate import federate
+    from efvfl.training.federation import Federation, Record
+    from efvfl.wire.message import Message
+    from efvfl.wire.packet import Packet
 
 __version__ = "0.1.0"
 
 # Where each public name lives. It is imported when it is first asked for, so that `efvfl --help` need not load torch.
 _HOMES = {
-    "batches": ("Batches",),
-    "block": ("Optimizer",),
+    "core.batches": ("Batches",),
+    "core.block": ("Optimizer",),
     "compress": ("QSGD", "Cast", "Compressor", "Identity", "RandK", "Sign", "TopK", "TopKQSGD"),
     "errors": ("EfvflError",),
-    "estimators": ("VerticalClassifier", "VerticalRegressor"),
-    "local": ("federate",),
-    "losses": ("Loss",),
-    "methods": ("Agreement", "Link", "Method", "cvfl", "efvfl", "svfl"),
-    "packet": ("Message", "Packet"),
-    "protect": ("Protection",),
-    "schedule": ("Ramp",),
-    "train": ("Federation", "Record"),
+    "runs.estimators": ("VerticalClassifier", "VerticalRegressor"),
+    "training.federate": ("federate",),
+    "core.losses": ("Loss",),
+    "core.methods": ("Agreement", "Link", "Method", "cvfl", "efvfl", "svfl"),
+    "wire.message": ("Message",),
+    "wire.packet": ("Packet",),
+    "core.protection": ("Protection",),
+    "compress.ramp": ("Ramp",),
+    "training.federation": ("Federation", "Record"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from efvfl.cli import main
+from efvfl.cli.main import main
 
 sys.exit(main())

@@ -17,10 +17,10 @@ from typing import ClassVar, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from efvfl._jit import kernel
+from efvfl.compress.ramp import Ramp
 from efvfl.errors import CompressionError, ConfigError, WireError, nearest
-from efvfl.packet import Array, FloatArray, Packet
-from efvfl.schedule import Ramp
+from efvfl.util.jit import kernel
+from efvfl.wire.packet import Array, FloatArray, Packet
 
 Shape = tuple[int, ...]
 

@@ -8,10 +8,10 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from efvfl._jit import kernel
 from efvfl.compress.base import Compressor, Shape, checked, entries, largest_float, register
 from efvfl.errors import ConfigError, WireError
-from efvfl.packet import FloatArray, Packet, Reader
+from efvfl.util.jit import kernel
+from efvfl.wire.packet import FloatArray, Packet, Reader
 
 # The largest magnitude is brought just below 2^15 (fp16, whose range ends at 2^16) or 1 (bf16).
 _TOP = {"fp16": 15, "bf16": 0}

@@ -8,7 +8,7 @@ import numpy as np
 
 from efvfl.compress.base import Compressor, Shape, checked, entries, finite_values, register
 from efvfl.errors import WireError
-from efvfl.packet import Array, FloatArray, Packet
+from efvfl.wire.packet import Array, FloatArray, Packet
 
 
 @register("identity", 0)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from efvfl._jit import kernel
 from efvfl.errors import WireError
-from efvfl.packet import Reader, number
+from efvfl.util.jit import kernel
+from efvfl.wire.packet import Reader, number
 
 Positions = NDArray[np.int64]
 Bytes = NDArray[np.uint8]

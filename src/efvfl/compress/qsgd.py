@@ -8,14 +8,14 @@ from typing import Literal
 
 import numpy as np
 
-from efvfl._jit import kernel
 from efvfl.compress import symbols
 from efvfl.compress.base import Compressor, Shape, checked, entries, finite_values, largest_float, register
+from efvfl.compress.ramp import Knob, Ramp
 from efvfl.compress.symbols import Symbols
 from efvfl.errors import ConfigError, WireError
-from efvfl.packet import FloatArray, Packet, Reader, number
-from efvfl.rng import uniform
-from efvfl.schedule import Knob, Ramp
+from efvfl.util.jit import kernel
+from efvfl.util.rng import uniform
+from efvfl.wire.packet import FloatArray, Packet, Reader, number
 
 _LARGEST = 1 << 16
 

@@ -16,11 +16,11 @@ from efvfl.compress.base import (
     require_count,
     require_share,
 )
+from efvfl.compress.ramp import Knob
 from efvfl.compress.topk import kept
 from efvfl.errors import WireError
-from efvfl.packet import FloatArray, Packet, Reader, number
-from efvfl.rng import permutation
-from efvfl.schedule import Knob
+from efvfl.util.rng import permutation
+from efvfl.wire.packet import FloatArray, Packet, Reader, number
 
 
 @register("randk", 2)

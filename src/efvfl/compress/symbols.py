@@ -12,10 +12,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from efvfl._jit import kernel
 from efvfl.compress import positions
 from efvfl.errors import WireError
-from efvfl.packet import Reader
+from efvfl.util.jit import kernel
+from efvfl.wire.packet import Reader
 
 Symbols = NDArray[np.int32]
 

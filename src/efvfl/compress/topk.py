@@ -13,7 +13,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from efvfl._jit import kernel
 from efvfl.compress import positions
 from efvfl.compress.base import (
     Compressor,
@@ -26,9 +25,10 @@ from efvfl.compress.base import (
     require_share,
 )
 from efvfl.compress.positions import Positions
+from efvfl.compress.ramp import Knob, Ramp
 from efvfl.errors import ConfigError
-from efvfl.packet import FloatArray, Packet, Reader
-from efvfl.schedule import Knob, Ramp
+from efvfl.util.jit import kernel
+from efvfl.wire.packet import FloatArray, Packet, Reader
 
 
 @kernel

@@ -10,9 +10,9 @@ import numpy as np
 from efvfl.compress import positions
 from efvfl.compress.base import Compressor, Shape, checked, entries, register, require_count, require_share
 from efvfl.compress.qsgd import check_bits, dequantise, level_count, quantise, tau, whole_bits
+from efvfl.compress.ramp import Knob
 from efvfl.compress.topk import kept, largest
-from efvfl.packet import FloatArray, Packet, Reader
-from efvfl.schedule import Knob
+from efvfl.wire.packet import FloatArray, Packet, Reader
 
 
 @register("topk_qsgd", 6)

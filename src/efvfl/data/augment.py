@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from efvfl._jit import kernel
-from efvfl.batches import ALL, Rows, Source
+from efvfl.core.batches import ALL, Rows, Source
 from efvfl.errors import DataError
-from efvfl.rng import at_step, uniform
+from efvfl.util.jit import kernel
+from efvfl.util.rng import at_step, uniform
 
 QUADRANTS = 4  # top-left, top-right, bottom-left, bottom-right
 

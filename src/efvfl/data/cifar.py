@@ -20,8 +20,8 @@ from efvfl.data.base import Dataset, halves
 from efvfl.data.digits import NAMES
 from efvfl.data.fetch import Progress, download, first_that_works, members, npm_package, quiet
 from efvfl.errors import DataError
-from efvfl.observe import Split
-from efvfl.rng import derive
+from efvfl.training.measure import Split
+from efvfl.util.rng import derive
 
 PIXELS = 3 * 32 * 32  # bytes of an image: all of red, then green, then blue
 

@@ -13,8 +13,8 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from efvfl._jit import kernel
 from efvfl.errors import DataError
+from efvfl.util.jit import kernel
 
 SAMPLES = 4  # samples on each side of a pixel: more => smoother edges, slower
 AMBIENT = 0.25  # light on a face seen edge-on; the rest falls off with the angle to the camera (Lambert)

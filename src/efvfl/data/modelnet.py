@@ -27,7 +27,7 @@ from efvfl.data import store
 from efvfl.data.base import Dataset, halves
 from efvfl.data.mesh import normalise, read_off, render
 from efvfl.errors import DataError
-from efvfl.observe import Split
+from efvfl.training.measure import Split
 
 CLASSES = ("bathtub", "bed", "chair", "desk", "dresser", "monitor", "night_stand", "sofa", "table", "toilet")
 OFFICIAL = (3991, 908)  # meshes to train on and to test on

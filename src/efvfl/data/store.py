@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from efvfl.checkpoint import write_atomically
 from efvfl.errors import CheckpointError, DataError
+from efvfl.util.files import write_atomically
 
 VARIABLE = "EFVFL_DATA"
 

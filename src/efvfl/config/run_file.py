@@ -1,0 +1,289 @@
+"""A run as a file: TOML to frozen dataclasses. An unknown key is refused with the nearest known one."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from efvfl.compress import REGISTRY, Compressor, lookup
+from efvfl.config import user_code
+from efvfl.config.parsing import read as read
+from efvfl.core.methods import Agreement, Method, check_together, cvfl, efvfl, refuse_idle, svfl
+from efvfl.core.protection import Protection
+from efvfl.errors import ConfigError
+
+SGD_RATE = 1.0  # of [optimizer], unless it says otherwise
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the rows come from."""
+
+    name: str = "digits"  # one of `efvfl data list`, "npz" or "table"
+    path: str = ""  # npz and table: the file, relative to this one; of the labels alone, if parties have their own
+    validation: float = 0.15  # digits, npz and tables: shares of the rows; the others have splits of their own
+    test: float = 0.15
+    subset: int = 0  # so many training rows, chosen by seed; 0: all
+    augment: bool = True  # CIFAR: random crops and flips
+    id: str = ""  # table of the labels: the column that names the rows
+    label: str = ""  # table of the labels: the column to predict
+    align: Literal["psi", "hash", "none"] = "psi"  # tables: how parties find the rows they share
+    id_format: tuple[Literal["strip", "case", "zeros"], ...] = ("strip",)  # what makes no difference between ids
+    duplicates: Literal["refuse", "first", "drop"] = "refuse"  # rows of one table with the same id
+    stratify: bool = False  # tables: every split has the same shares of classes
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A local model: layers of the `mlp`, or your own torch module."""
+
+    name: str = "mlp"  # or resnet18, mvcnn, or 'package.module:attribute'
+    hidden: tuple[int, ...] = ()
+    width: int = 16  # size of the representation
+    activation: str = "relu"
+    last: str = "sigmoid"  # activation of the representation
+    options: dict[str, Any] = field(default_factory=dict)  # further arguments of resnet18, mvcnn or your own module
+    device: Literal["cpu", "cuda", "mps"] = "cpu"  # where it computes
+    precision: Literal["float32", "bfloat16"] = "float32"  # what it computes in; all else stays in float32
+
+    def __post_init__(self) -> None:
+        """Refuse layers without entries, and settings that this model does not take."""
+        at_least(1, width=self.width, **{f"hidden[{i}]": size for i, size in enumerate(self.hidden)})
+        if ":" in self.name or self.name in ("linear", "mvcnn", "resnet18"):  # a name with a typo is answered later
+            _refuse_useless(self, "model", ("hidden", "activation", "last"))
+        if self.name in ("mlp", "linear"):
+            _refuse_useless(self, "model", ("options",))
+
+
+@dataclass(frozen=True)
+class FusionConfig:
+    """How representations are combined, and the layers after that."""
+
+    combine: Literal["sum", "mean", "concat"] = "mean"
+    name: str = "mlp"  # or 'package.module:attribute'
+    hidden: tuple[int, ...] = ()
+    activation: str = "relu"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse settings that this module does not take."""
+        if ":" in self.name:
+            _refuse_useless(self, "fusion", ("hidden", "activation"))
+        if self.name == "mlp":
+            _refuse_useless(self, "fusion", ("options",))
+
+
+def _refuse_useless(module: ModelConfig | FusionConfig, table: str, names: tuple[str, ...]) -> None:
+    """Refuse what is set although the module of this name does not get it."""
+    for f in fields(module):
+        default = f.default_factory() if f.default_factory is not MISSING else f.default
+        if f.name in names and getattr(module, f.name) != default:
+            advice = "Give it in options" if ":" in module.name and f.name != "options" else "Leave it out"
+            raise ConfigError(
+                f"{table}.{f.name} is set, but it would have no effect: {module.name!r} does not get it. {advice}."
+            )
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """What is compressed, and how."""
+
+    name: Literal["svfl", "cvfl", "efvfl"] = "efvfl"
+    compressor: dict[str, Any] = field(default_factory=lambda: {"name": "topk", "ratio": 0.1})
+    down: dict[str, Any] = field(default_factory=dict)  # compressor of cotangents (private labels); empty: none
+    fusion: dict[str, Any] = field(default_factory=dict)  # compressor of x0 (agreement.fusion = "compress")
+    start: Literal["compressed", "exact"] = "compressed"
+
+    def build(self) -> Method:
+        """Return the method."""
+        if self.name == "svfl":
+            return svfl()
+        compressor, down, fusion = (compressor_from(t) for t in (self.compressor, self.down, self.fusion))
+        if compressor is None:
+            raise ConfigError(
+                f"method.name = {self.name!r} needs a compressor, such as {{ name = 'topk', ratio = 0.1 }}."
+            )
+        if self.name == "cvfl":
+            return cvfl(compressor, down, fusion)
+        return efvfl(compressor, down, fusion, self.start)
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """A party's own file of rows: arrays (.npz) or a table (.csv, .parquet, .arrow)."""
+
+    path: str  # relative to this file; .npz with `x`, `ids` and, where labels are shared, `y`
+    new: str = ""  # the same for rows that came later, to predict; no labels are needed
+    id: str = ""  # table: the column that names the rows
+    label: str = ""  # table: the column to predict, at the label holder only
+    columns: tuple[str, ...] = ()  # table: those to use; empty: all that are left
+    leave_out: tuple[str, ...] = ()  # table: those not to use
+    types: dict[str, Literal["number", "category", "boolean", "date"]] = field(default_factory=dict)
+    categories: Literal["onehot", "embed"] = "onehot"  # table: how the model sees categories
+
+
+@dataclass(frozen=True)
+class LimitConfig:
+    """What a party is ready to do; 0: no limit. Its own copy of the file counts, nobody else's."""
+
+    bytes: int = 0  # training bytes it sends
+    steps: int = 0
+    rows: int = 0  # whose exact representation it gives away, to evaluate or predict
+
+
+@dataclass(frozen=True)
+class PartyConfig:
+    """What is special about one party."""
+
+    name: str
+    model: ModelConfig | None = None  # in place of [model]
+    data: OwnData | None = None  # in place of its columns in [data]
+    private_seed: int | None = None  # of its initial parameters and noise; left out: follows from `seed`
+    limits: LimitConfig = field(default_factory=LimitConfig)
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """How the participants meet: `efvfl serve` and `efvfl join`."""
+
+    address: str = "127.0.0.1:7143"  # where parties dial, and the server listens
+    on_missing: Literal["wait", "stop", "stale"] = "wait"  # stale: go on with its last surrogate until it is back
+    absent_seconds: float = 3600.0  # 'stop': how long to wait for a missing party; a party: for the server
+    stale_seconds: float = 5.0  # 'stale': how long to wait before going on without a party
+    save_steps: int = 1000  # a participant saves itself after so many steps, or
+    save_seconds: float = 60.0  # seconds
+
+    def __post_init__(self) -> None:
+        """Refuse an address that nobody can dial."""
+        check_address(self.address)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One training run."""
+
+    seed: int = 0
+    epochs: int = 20
+    batch_size: int = 128  # 0: full batch
+    batch_order: Literal["shuffle", "independent"] = "shuffle"
+    loss: str = "cross_entropy"
+    class_weights: str | tuple[float, ...] = ()  # "balanced", or one for each class; empty: all rows count alike
+    memory: Literal["ram", "mapped"] = "ram"  # where surrogates are; mapped: in scratch files, for very many rows
+    threads: int = 1  # of torch; small models are fastest with one, 0: as torch decides
+    observe_every: int = 1  # epochs between two records
+    observe_gradient: bool = True  # also the full gradient and the distortion, which cost about an epoch
+    label_holder: str = ""  # the party, if any, that sits next to the server
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    fusion: FusionConfig = field(default_factory=FusionConfig)
+    method: MethodConfig = field(default_factory=MethodConfig)
+    agreement: Agreement = field(default_factory=Agreement)
+    protect: Protection = field(default_factory=Protection)  # the label holder's own choice
+    optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "SGD", "lr": SGD_RATE})
+    party: tuple[PartyConfig, ...] = ()
+    private_seed: int | None = None  # the server's, of x0 and its noise; left out: follows from `seed`
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range, and settings that would have no effect."""
+        at_least(0, epochs=self.epochs, batch_size=self.batch_size, threads=self.threads)
+        at_least(1, observe_every=self.observe_every, **{"network.save_steps": self.network.save_steps})
+        _check_names([party.name for party in self.party])
+        method, agreement = self.method, self.agreement
+        check_together(agreement, bool(method.down), bool(method.fusion))
+        refuse_idle(
+            (self.protect.on and agreement.labels == "shared", "protect", "labels are shared: no cotangent is sent"),
+            (method.start == "exact" and method.name != "efvfl", "method.start", f"{method.name} has no memory"),
+            (
+                agreement.memory_dtype and method.name != "efvfl",
+                "agreement.memory_dtype",
+                f"{method.name} has no memory",
+            ),
+            (self.memory == "mapped" and method.name != "efvfl", "memory", f"{method.name} has none"),
+        )
+        if self.network.on_missing == "stale" and (method.name != "efvfl" or method.start != "compressed"):
+            raise ConfigError(
+                "network.on_missing = 'stale' needs method.name = 'efvfl' (without a memory there is no last surrogate "
+                "to go on with) and a compressed start. Use 'wait' or 'stop' otherwise."
+            )
+        if self.network.on_missing == "stale" and agreement.pipeline:
+            raise ConfigError(
+                "network.on_missing = 'stale' does not work with agreement.pipeline: a party that goes away leaves two "
+                "reports behind. Use 'wait' or 'stop', or pipeline = false."
+            )
+        if isinstance(self.class_weights, str) and self.class_weights != "balanced":
+            raise ConfigError(
+                f"class_weights = {self.class_weights!r} came, 'balanced' or a list of numbers is expected."
+            )
+        if self.class_weights and self.loss not in ("cross_entropy", "binary_cross_entropy"):
+            raise ConfigError(f"class_weights are set, but loss = {self.loss!r} has no classes. Leave them out.")
+
+    def of(self, name: str) -> PartyConfig:
+        """Return what is special about a party; nothing, if the file does not mention it."""
+        return next((party for party in self.party if party.name == name), PartyConfig(name))
+
+
+def _check_names(names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"the file has {names.count(name)} [[party]] of the name {name!r}: each needs its own.")
+        if name == "server":
+            raise ConfigError("a [[party]] has the name 'server', which is the label holder's certificate: rename it.")
+
+
+def check_address(address: str) -> str:
+    """Return an address that has a host and a port."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"the address {address!r} came, host:port is expected, such as 'vfl.example.org:7143'.")
+    return address
+
+
+def on_device(config: RunConfig, device: Literal["cpu", "cuda", "mps"]) -> RunConfig:
+    """Have every local model compute on this device, whatever the file says."""
+    parties = tuple(replace(p, model=replace(p.model, device=device)) if p.model else p for p in config.party)
+    return replace(config, model=replace(config.model, device=device), party=parties)
+
+
+def at_least(least: int, **values: int) -> None:
+    """Refuse numbers below the least that makes sense."""
+    for name, value in values.items():
+        if value < least:
+            raise ConfigError(f"{name} = {value} came, at least {least} is expected.")
+
+
+def load(path: Path) -> RunConfig:
+    """Read a run from a TOML file."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    return read(RunConfig, table, path.name)
+
+
+def compressor_from(table: dict[str, Any]) -> Compressor | None:
+    """Make a compressor from `{ name = ..., knobs }`; an empty table is none."""
+    if not table:
+        return None
+    knobs = dict(table)
+    name = knobs.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"a compressor needs a name, such as {{ name = 'topk', ratio = 0.1 }}, but {table} came.")
+    return read(_own_compressor(name) if ":" in name else lookup(name), knobs, f"compressor {name}")
+
+
+def _own_compressor(path: str) -> type[Compressor]:
+    """Return the class that 'package.module:Class' names; importing it has registered it."""
+    try:
+        found = user_code.attribute(path)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot import the compressor {path!r}: {error}") from error
+    if not isinstance(found, type) or found not in REGISTRY.values():
+        raise ConfigError(
+            f"{path!r} is {found!r}, a class under @register(name, code) is expected: see docs/adding-a-compressor.md."
+        )
+    return found

@@ -1,0 +1,104 @@
+"""Which rows a step works on: a pure function of the shared seed and the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from efvfl.errors import ConfigError
+from efvfl.util.rng import derive, permutation
+
+# Row numbers of a batch, or a slice where the batch is all rows: a slice is a view, so nothing is copied.
+Rows = Tensor | slice
+ALL: slice = slice(None)
+
+
+def take(values: Tensor, rows: Rows) -> Tensor:
+    """Return these rows: a view for a slice, a copy otherwise."""
+    return values[rows] if isinstance(rows, slice) else values.index_select(0, rows)
+
+
+# shuffle: every row once an epoch. independent: every batch drawn anew, as the theory of batch reports assumes.
+BatchOrder = Literal["shuffle", "independent"]
+
+
+class Source(Protocol):
+    """Columns that are made when they are asked for, such as augmented images: a pure function of rows and step."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    def batch(self, rows: Rows, step: int) -> Tensor:
+        """Return these rows as they are at this step."""
+
+
+def columns_of(features: Tensor | Source, rows: Rows, step: int) -> Tensor:
+    """Return the columns a local model works on at a step."""
+    return take(features, rows) if isinstance(features, Tensor) else features.batch(rows, step)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batch schedule that all participants compute for themselves."""
+
+    samples: int
+    size: int = 0  # rows in a batch; 0: all of them (full batch)
+    seed: int = 0  # shared by all participants
+    order: BatchOrder = "shuffle"
+    _last: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)  # rows of the last step asked for
+
+    def __post_init__(self) -> None:
+        """Refuse schedules without rows."""
+        if self.samples < 1 or self.size < 0:
+            raise ConfigError(f"{self.samples} samples in batches of {self.size} came: at least one sample is needed.")
+        if self.order not in ("shuffle", "independent"):
+            raise ConfigError(f"batch order {self.order!r} came, 'shuffle' or 'independent' is expected.")
+
+    @cached_property
+    def full(self) -> bool:
+        """Whether every batch is all rows."""
+        return self.size == 0 or self.size >= self.samples
+
+    @cached_property
+    def per_epoch(self) -> int:
+        """Steps in an epoch; the last batch may be smaller."""
+        return 1 if self.full else -(-self.samples // self.size)
+
+    def rows(self, step: int) -> Rows:
+        """Return the rows of a step, at a cost that does not depend on the number of samples; read them only."""
+        if self.full:
+            return ALL
+        rows = self._last.get(step)
+        if rows is None:  # else it was asked for already: a server does so once for every party
+            rows = self._rows(step)
+            self._last.clear()
+            self._last[step] = rows
+        return rows
+
+    def _rows(self, step: int) -> Tensor:
+        if self.order == "independent":
+            return torch.from_numpy(permutation(derive(self.seed, "batch", step), self.samples, 0, self.size))
+        epoch, place = divmod(step, self.per_epoch)
+        start = place * self.size
+        stop = min(start + self.size, self.samples)
+        return torch.from_numpy(permutation(derive(self.seed, "epoch", epoch), self.samples, start, stop))
+
+    def touched(self, steps: range) -> Rows:
+        """Return the rows of all these steps; more, where they have about as many as there are."""
+        if len(steps) * (self.size or self.samples) >= self.samples:
+            return ALL
+        parts = [self._rows(step).numpy() for step in steps]
+        return torch.from_numpy(np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64))
+
+    def count(self, step: int) -> int:
+        """Return how many rows a step has."""
+        if self.full:
+            return self.samples
+        if self.order == "independent":
+            return self.size
+        return min(self.size, self.samples - step % self.per_epoch * self.size)

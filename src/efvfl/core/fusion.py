@@ -1,0 +1,111 @@
+"""The fusion model: representations are combined without parameters, then a torch module predicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from efvfl.core.block import aside
+from efvfl.core.losses import Loss
+from efvfl.errors import ConfigError
+from efvfl.util.rng import seeded
+
+Combine = Literal["sum", "mean", "concat"]
+
+
+class Fusion(nn.Module):
+    """phi(x) = head(combine(h_1, ..., h_K)) (Appendix D: phi_2 after phi_1)."""
+
+    def __init__(self, head: nn.Module, combine: Combine = "mean") -> None:
+        """Use `head` on the sum, the mean or the concatenation of the representations."""
+        super().__init__()
+        if combine not in ("sum", "mean", "concat"):
+            raise ConfigError(f"combine = {combine!r} came, 'sum', 'mean' or 'concat' is expected.")
+        self.head = head
+        self.kind: Combine = combine
+
+    def forward(self, representations: list[Tensor]) -> Tensor:
+        """Predict from all representations, each of shape (batch, width)."""
+        output: Tensor = self.head(self.combine(representations))
+        return output
+
+    @property
+    def additive(self) -> bool:
+        """Whether a party's share can be taken out of the combination and put back."""
+        return self.kind != "concat"
+
+    def weight(self, parties: int) -> float:
+        """Return the factor with which a representation enters the combination."""
+        return 1 / parties if self.kind == "mean" else 1.0
+
+    def combine(self, parts: list[Tensor]) -> Tensor:
+        """Return the head's input, a new tensor."""
+        if not self.additive:
+            return torch.cat(parts, dim=1)
+        total = _total(parts)
+        return total * self.weight(len(parts)) if self.kind == "mean" else total
+
+    def cotangents(self, of_input: Tensor, widths: list[int]) -> list[Tensor]:
+        """Return the derivative by every representation, given the one by the head's input.
+
+        For sums and means it is the same for all parties, and the same tensor is returned for all.
+        """
+        if not self.additive:
+            return [part.contiguous() for part in torch.split(of_input, widths, dim=1)]
+        one = of_input * self.weight(len(widths)) if self.kind == "mean" else of_input
+        return [one] * len(widths)
+
+    def insert(self, rest: list[Tensor], own: int, h: Tensor, parties: int) -> Tensor:
+        """Return the head's input with `h` in place `own`.
+
+        `rest` is, for a sum or mean, one tensor: the others' share; for a concatenation all parts, the own one unused.
+        """
+        if not self.additive:
+            return torch.cat([h if j == own else part for j, part in enumerate(rest)], dim=1)
+        return torch.add(rest[0], h, alpha=self.weight(parties))
+
+    def others(self, parts: list[Tensor], own: int) -> list[Tensor]:
+        """Return the `rest` for `insert` from the surrogates of all parties."""
+        if not self.additive:
+            return parts
+        weight = self.weight(len(parts))
+        others = [part for j, part in enumerate(parts) if j != own]
+        total = _total(others) if others else torch.zeros_like(parts[own])
+        return [total.mul_(weight)] if self.kind == "mean" else [total]
+
+    def without(self, combined: Tensor, surrogate: Tensor, parties: int) -> list[Tensor]:
+        """Return the `rest` for `insert` from the combination and the own surrogate in it."""
+        return [torch.sub(combined, surrogate, alpha=self.weight(parties))]
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    """Return the sum as a new tensor, in one pass a part."""
+    total = parts[0] + parts[1] if len(parts) > 1 else parts[0].clone()
+    for part in parts[2:]:
+        total = total + part if total.requires_grad or part.requires_grad else total.add_(part)
+    return total
+
+
+@dataclass(frozen=True)
+class Fused:
+    """The combined representation of a batch and what the loss says of it."""
+
+    values: Tensor  # shape (batch, width)
+    slope: Tensor | None  # the derivative of the loss by it, where it is needed
+    kept: Tensor | None = None  # which rows take part, shape (batch,); None: all
+
+
+def head_loss(
+    fusion: Fusion, combined: Tensor, targets: Tensor, loss: Loss, key: int, keep_buffers: bool = False
+) -> Tensor:
+    """Return the loss on a combined representation; all who compute it with the same key draw the same dropout masks.
+
+    The head gets a copy of its own, because it may work in place and others still need what is combined; what was
+    computed from a leaf for this pass alone needs none.
+    """
+    with seeded(key):
+        own = combined.clone() if combined.is_leaf else combined
+        return loss(aside(fusion.head, own) if keep_buffers else fusion.head(own), targets)

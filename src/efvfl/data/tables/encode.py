@@ -1,0 +1,165 @@
+"""A table as numbers: what the training rows teach, kept as JSON, and the same for every row that comes later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import polars
+from numpy.typing import NDArray
+
+from efvfl.config.run_file import OwnData
+from efvfl.config.run_file import read as read_table
+from efvfl.data.tables.columns import Category, Column, Number, fit_column
+from efvfl.data.tables.table import column
+from efvfl.data.tables.values import kind_of
+from efvfl.errors import ConfigError, DataError, nearest
+
+Declared = Literal["number", "category", "boolean", "date"]
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class TableSettings:
+    """Which columns are used, and as what."""
+
+    columns: tuple[str, ...] = ()  # empty: all that are left
+    leave_out: tuple[str, ...] = ()
+    types: Mapping[str, Declared] = field(default_factory=dict)  # where the table's own type says something else
+    categories: Literal["onehot", "embed"] = "onehot"
+    id: str = ""  # never used as a column, and nor is the label
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse kinds that there are not, and columns that are both asked for and not."""
+        for name, kind in self.types.items():
+            if kind not in get_args(Declared):
+                raise ConfigError(f"types: {name!r} = {kind!r} came. {nearest(str(kind), get_args(Declared))}")
+        for name in self.columns:
+            if name in (self.id, self.label, *self.leave_out):
+                raise ConfigError(f"columns: {name!r} is also the id, the label or in `leave_out`. It can be one only.")
+
+    @classmethod
+    def of(cls, own: OwnData) -> TableSettings:
+        """Return what a party's file says."""
+        return cls(own.columns, own.leave_out, own.types, own.categories, own.id, own.label)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The columns to be read as text, so that leading zeros stay: the id and the declared categories."""
+        categories = (name for name, kind in self.types.items() if kind == "category")
+        return tuple(dict.fromkeys(name for name in (self.id, *categories) if name))
+
+    def chosen(self, frame: polars.DataFrame) -> list[str]:
+        """Return the names of the columns used, in order."""
+        for setting, asked in (("columns", self.columns), ("leave_out", self.leave_out), ("types", self.types)):
+            for name in asked:
+                if name not in frame.columns:
+                    raise ConfigError(f"{setting}: the table has no column {name!r}. {nearest(name, frame.columns)}")
+        not_used = {self.id, self.label, *self.leave_out}
+        return list(self.columns) or [name for name in frame.columns if name not in not_used]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The form of encoded rows."""
+
+    numbers: int  # so many columns of numbers first
+    codes: tuple[int, ...]  # then a column of codes for each embedded category: how many codes it has, 0 included
+
+    @property
+    def width(self) -> int:
+        """How many columns there are."""
+        return self.numbers + len(self.codes)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """How each column of a table becomes numbers."""
+
+    columns: tuple[Column, ...]
+
+    @classmethod
+    def fit(cls, frame: polars.DataFrame, settings: TableSettings) -> Encoder:
+        """Learn from training rows, and from them alone."""
+        if not frame.height:
+            raise DataError("there are no training rows to learn an encoder from.")
+        names = settings.chosen(frame)
+        if not names:
+            raise DataError("no column is left to learn from: the table has only an id, a label or columns left out.")
+        fitted: list[Column] = []
+        for name in names:
+            values, declared = frame.get_column(name), settings.types.get(name)
+            kind = declared or kind_of(values)
+            fitted.append(fit_column(values, kind, settings.categories == "embed", declared is not None))
+        return cls(tuple(fitted))
+
+    @property
+    def layout(self) -> Layout:
+        """The form of what `transform` returns."""
+        plain, coded = self._ordered()
+        return Layout(sum(len(c.names) for c in plain), tuple(len(c.levels) + 1 for c in coded))
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each column that `transform` returns."""
+        plain, coded = self._ordered()
+        return [name for c in (*plain, *coded) for name in c.names]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The columns that hold categories, to be read as text when rows come later."""
+        return tuple(c.name for c in self.columns if isinstance(c, Category))
+
+    def transform(self, frame: polars.DataFrame) -> NDArray[np.float32]:
+        """Return the numbers of every row, shape (rows, layout.width), all finite."""
+        plain, coded = self._ordered()
+        encoded = np.empty((frame.height, self.layout.width), dtype=np.float32)
+        place = 0
+        for c in (*plain, *coded):
+            width = len(c.names)
+            encoded[:, place : place + width] = c.numbers(column(frame, c.name, "the table"))
+            place += width
+        return encoded
+
+    def unseen(self, frame: polars.DataFrame) -> dict[str, int]:
+        """Return how many rows have a level that training rows did not have, by column, where there are any."""
+        categories = (c for c in self.columns if isinstance(c, Category))
+        counts = {c.name: c.unseen(column(frame, c.name, "the table")) for c in categories}
+        return {name: count for name, count in counts.items() if count}
+
+    def to_json(self) -> str:
+        """Return all of it as text; floats are written so that they come back exactly."""
+        tables = [{"type": type(c).__name__.lower(), **asdict(c)} for c in self.columns]
+        return json.dumps({"version": VERSION, "columns": tables}, ensure_ascii=False, indent=1, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Encoder:
+        """Read what `to_json` wrote, and check it."""
+        try:
+            table = json.loads(text)
+            if not isinstance(table, dict) or table.get("version") != VERSION:
+                raise DataError("this is not an encoder of this version of efvfl: fit it again.")
+            columns = tuple(_column(entry) for entry in table["columns"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(f"an encoder cannot be read: {error}. Fit it again from the training rows.") from error
+        if not columns or len({c.name for c in columns}) < len(columns):
+            raise DataError("an encoder needs columns, each once: fit it again from the training rows.")
+        return cls(columns)
+
+    def _ordered(self) -> tuple[list[Column], list[Category]]:
+        """Return the columns that become numbers, then those that become codes."""
+        coded = [c for c in self.columns if isinstance(c, Category) and c.embed]
+        return [c for c in self.columns if not (isinstance(c, Category) and c.embed)], coded
+
+
+def _column(entry: dict[str, Any]) -> Column:
+    kinds: dict[str, type[Column]] = {"number": Number, "category": Category}
+    table = dict(entry)
+    kind = table.pop("type")
+    if kind not in kinds:
+        raise ConfigError(f"there is no column {kind!r}. {nearest(str(kind), kinds)}")
+    return read_table(kinds[kind], table, "column")

@@ -1,0 +1,179 @@
+"""A look at a table before training: what each column is, whether it is used, and what may be wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from efvfl.data.tables.columns import fit_column
+from efvfl.data.tables.encode import TableSettings
+from efvfl.data.tables.ids import read_ids
+from efvfl.data.tables.table import column, read
+from efvfl.data.tables.texts import as_text
+from efvfl.data.tables.values import Kind, kind_of, numbers_of
+from efvfl.errors import DataError
+
+NEARLY = 0.99  # a column with such a share of one value is nearly constant
+MANY_LEVELS = 100
+SEPARATES = 0.999  # area under the curve from which a number gives the label away
+LEAST_ROWS = 20  # with fewer, columns look like ids or like the label by chance
+LONGEST = 20  # characters of a value that are shown
+NANOSECONDS = 86_400_000_000_000  # a day
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found about one column."""
+
+    column: str
+    kind: str
+    used: bool
+    why: str  # it is used or not
+    missing: float  # share of the rows
+    distinct: int
+    example: str  # the range of numbers, the most common of categories
+    warnings: tuple[str, ...]
+
+
+def inspect(frame: polars.DataFrame, settings: TableSettings) -> list[Finding]:
+    """Return what is found about every column, in order."""
+    chosen = set(settings.chosen(frame))
+    label = None
+    if settings.label:
+        held = column(frame, settings.label, "the table")
+        label = _plain(held, kind_of(held))
+    return [_finding(values, settings, values.name in chosen, label) for values in frame.get_columns()]
+
+
+def show(console: Console, findings: Sequence[Finding]) -> None:
+    """Print a table of the columns, and the warnings below it."""
+    table = Table(title="Columns")
+    for heading in ("column", "kind", "used", "missing", "distinct", "values"):
+        table.add_column(heading, justify="right" if heading in ("missing", "distinct") else "left")
+    for found in findings:
+        used = "yes" if found.used else f"no: {found.why}"
+        cells = (found.column, found.kind, used, f"{found.missing:.1%}", f"{found.distinct:,}", found.example)
+        table.add_row(*(Text(cell) for cell in cells))
+    console.print(table)
+    for found in findings:
+        for warning in found.warnings:
+            console.print(Text(f"{found.column}: {warning}", style="yellow"))
+
+
+def command(path: Path, id: str, label: str, console: Console) -> None:
+    """Read a file and print what is found: `efvfl inspect FILE --id COLUMN --label COLUMN`."""
+    frame = read(path, texts=(id,) if id else ())
+    console.print(Text(f"{path}: {frame.height:,} rows, {frame.width:,} columns."))
+    if id:
+        console.print(Text(read_ids(frame[id], ("strip",), "first", str(path)).report.text()))
+    show(console, inspect(frame, TableSettings(id=id, label=label)))
+
+
+def _finding(values: polars.Series, settings: TableSettings, chosen: bool, label: polars.Series | None) -> Finding:
+    name, declared = values.name, settings.types.get(values.name)
+    roles = {settings.label: "the label", settings.id: "the id", **dict.fromkeys(settings.leave_out, "left out")}
+    why = "chosen" if chosen else roles.get(name, "not among `columns`")
+    try:
+        kind = declared or kind_of(values)
+        plain = _plain(values, kind)
+    except DataError as error:
+        return Finding(
+            name, str(values.dtype), False, "refused" if chosen else why, _missing(values), 0, "", (str(error),)
+        )
+    there = plain.drop_nulls()
+    warnings: tuple[str, ...] = ()
+    if chosen:
+        try:
+            fit_column(values, kind, settings.categories == "embed", declared is not None)
+            warnings = tuple(_warnings(plain, kind, values.dtype, label))
+        except DataError as error:  # training would refuse this column, in these words
+            chosen, why, warnings = False, "refused", (str(error),)
+    return Finding(name, kind, chosen, why, _missing(plain), there.n_unique(), _example(there, kind), warnings)
+
+
+def _plain(values: polars.Series, kind: Kind) -> polars.Series:
+    """Return a column as texts or as numbers, with everything that counts as missing missing."""
+    if kind == "category":
+        return as_text(values)
+    return polars.Series(values.name, numbers_of(values, kind)).fill_nan(None)
+
+
+def _missing(values: polars.Series) -> float:
+    return values.null_count() / max(1, len(values))
+
+
+def _example(there: polars.Series, kind: Kind) -> str:
+    if not len(there):
+        return ""
+    if kind == "category":
+        common = there.value_counts(sort=True).head(3).get_column(there.name)
+        return ", ".join(repr(value[:LONGEST]) for value in common)
+    ends = there.sort().gather([0, -1])
+    if kind == "date":
+        ends = ends.floor().cast(polars.Int32).cast(polars.Date)
+    elif kind == "time":
+        ends = (ends * NANOSECONDS).cast(polars.Int64).cast(polars.Time)
+    return " to ".join(f"{end:.6g}" if isinstance(end, float) else str(end) for end in ends)
+
+
+def _warnings(plain: polars.Series, kind: Kind, stored: polars.DataType, label: polars.Series | None) -> Iterator[str]:
+    there = plain.drop_nulls()
+    distinct = there.n_unique()
+    most = there.value_counts(sort=True)["count"][0] / len(there)
+    if distinct == 1:
+        yield "constant: nothing can be learnt from its value."
+    elif most >= NEARLY:
+        yield f"nearly constant: {most:.1%} of its values are the same."
+    if distinct == len(there) >= LEAST_ROWS and (kind == "category" or stored.is_integer()):
+        yield "every value is another: is it an id? Then name it in `leave_out`."
+    elif kind == "category" and distinct > MANY_LEVELS:
+        yield f'{distinct:,} levels: `categories = "embed"` needs fewer columns.'
+    if label is not None:
+        yield from _leaks(plain, kind, label)
+
+
+def _leaks(plain: polars.Series, kind: Kind, label: polars.Series) -> Iterator[str]:
+    """Say where a column gives the label away, which it will hardly do when it counts."""
+    table = polars.DataFrame({"x": plain, "y": label, "gap": plain.is_null().cast(polars.Float64)}).drop_nulls("y")
+    if _tells_apart(table["gap"], table["y"]):
+        yield "is missing for one of the two labels and there for the other. Leave it out."
+    pairs = table.drop_nulls("x").select("x", "y")
+    x, y = pairs["x"], pairs["y"]
+    if pairs.height < LEAST_ROWS or y.n_unique() < 2:
+        return
+    if (as_text(x) == as_text(y)).all():
+        yield "equal to the label. Name it in `leave_out`."
+    elif _one_to_one(pairs):
+        yield "tells the label exactly, one value for each. Was it known before the label? If not, leave it out."
+    elif kind != "category" and _tells_apart(x, y):
+        yield "separates the two labels all but perfectly. Was it known before the label? If not, leave it out."
+
+
+def _one_to_one(pairs: polars.DataFrame) -> bool:
+    x, y = pairs["x"], pairs["y"]
+    if not x.n_unique() == y.n_unique() == pairs.n_unique():
+        return False
+    if 2 * y.n_unique() <= len(y):
+        return True
+    # Where nearly every label is another, so is nearly every value of a number: then the order must be the same too.
+    if y.dtype == polars.String or x.dtype == polars.String:
+        return False
+    ranks, labels = x.rank("dense"), y.rank("dense")
+    return bool((ranks == labels).all() or (labels == x.rank("dense", descending=True)).all())
+
+
+def _tells_apart(x: polars.Series, y: polars.Series) -> bool:
+    """Return whether a number has next to no overlap between two labels: by the area under its ROC curve."""
+    if len(y) < LEAST_ROWS or y.n_unique() != 2:
+        return False
+    positive = y == y.max()
+    count = int(positive.sum())
+    above = float(x.rank("average").filter(positive).sum()) - count * (count + 1) / 2
+    area = above / (count * (len(y) - count))
+    return max(area, 1 - area) >= SEPARATES

@@ -1,0 +1,160 @@
+"""Tables of several parties, or of one, as the columns of a federation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import polars
+import torch
+from torch import Tensor
+
+from efvfl.config.run_file import DataConfig, OwnData, RunConfig
+from efvfl.data.tables.encode import Encoder, TableSettings
+from efvfl.data.tables.ids import Ids, read_ids
+from efvfl.data.tables.labels import Labels
+from efvfl.data.tables.splits import split_of, stratified
+from efvfl.data.tables.table import column, read
+from efvfl.errors import ConfigError, DataError
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A participant's table, with its ids in the form that all agreed on."""
+
+    frame: polars.DataFrame
+    found: Ids
+    settings: TableSettings
+    path: Path
+
+    @classmethod
+    def open(cls, path: Path, settings: TableSettings, data: DataConfig, texts: Sequence[str] = ()) -> Table:
+        """Read a table and its ids; the columns in `texts` stay text, with those that the settings say."""
+        if not settings.id:
+            raise ConfigError(f"{path.name} is a table: `id` must say which of its columns names the rows.")
+        frame = read(path, tuple(dict.fromkeys((*settings.texts, *texts))))
+        if settings.label:  # rows without a label cannot teach anything
+            labels = column(frame, settings.label, str(path))
+            frame = frame.filter((labels.fill_nan(None) if labels.dtype.is_float() else labels).is_not_null())
+        ids = read_ids(column(frame, settings.id, str(path)), data.id_format, data.duplicates, str(path))
+        return cls(frame[ids.rows], ids, settings, path)
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids, in the table's order."""
+        return self.found.ids
+
+    def rows(self, ids: Sequence[str]) -> polars.DataFrame:
+        """Return the rows of these ids, in this order."""
+        absent = [name for name in ids if name not in self._places]
+        if absent:
+            raise DataError(
+                f"{self.path} lacks {len(absent):,} of the {len(ids):,} rows that were aligned: it has changed since. "
+                "Run `efvfl align` again, all together, or restore the table."
+            )
+        return self.frame[[self._places[name] for name in ids]]
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.ids)}
+
+    def labels(self, ids: Sequence[str]) -> polars.Series:
+        """Return the label of these rows."""
+        return column(self.rows(ids), self.settings.label, str(self.path))
+
+    def encoded(self, ids: Mapping[str, Sequence[str]], encoder: Encoder) -> dict[str, Tensor]:
+        """Return the columns of every split."""
+        return {split: torch.from_numpy(encoder.transform(self.rows(names))) for split, names in ids.items()}
+
+
+def label_settings(config: RunConfig) -> tuple[str, TableSettings] | None:
+    """Return the file and the settings of the label, wherever the file says it is; None if it does not say."""
+    own = [party for party in config.party if party.data and party.data.label]
+    if config.agreement.labels == "private" and any(p.name != config.label_holder for p in own):
+        names = ", ".join(p.name for p in own if p.name != config.label_holder)
+        raise ConfigError(
+            f"{names} has a label column, but labels are private and only the label holder may have them: set "
+            "label_holder to it, or leave `label` out there."
+        )
+    if config.data.label and any(p.name == config.label_holder for p in own):
+        raise ConfigError(f"labels are in [data] and at {config.label_holder!r}: only one of them can be meant.")
+    if config.data.label:
+        if not config.data.path:
+            raise ConfigError("[data] has a label but no path: name the table that the label is in.")
+        return config.data.path, TableSettings(id=config.data.id, label=config.data.label)
+    here = config.of(config.label_holder).data
+    return (here.path, TableSettings.of(here)) if here and here.label else None
+
+
+def shared_ids(tables: Iterable[Sequence[str]]) -> list[str]:
+    """Return the ids that all have, in the order of their bytes."""
+    common = set.intersection(*(set(ids) for ids in tables))
+    if not common:
+        raise DataError(
+            "the tables have no id in common. Do all id columns name the same things, in the same form? "
+            "data.id_format = ['strip', 'case', 'zeros'] ignores spaces, case and leading zeros."
+        )
+    return sorted(common, key=str.encode)
+
+
+def cut_ids(ids: Sequence[str], data: DataConfig, seed: int, labels: Tensor | None = None) -> dict[str, list[str]]:
+    """Return the ids of every split that has rows."""
+    shares = (data.validation, data.test)
+    if data.stratify:
+        if labels is None:
+            raise ConfigError("data.stratify needs the labels: with align = 'none' the parties could not follow.")
+        parts = stratified(ids, labels.numpy(), seed, shares)
+    else:
+        parts = split_of(ids, seed, shares)
+    return {split: [ids[place] for place in parts[split]] for split in SPLITS if len(parts[split])}
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Everything, in one process."""
+
+    columns: dict[str, dict[str, Tensor]]  # by party and split
+    labels: dict[str, Tensor]
+    ids: dict[str, list[str]]
+    encoders: dict[str, Encoder]
+    classes: Labels
+
+
+def join(config: RunConfig, folder: Path) -> Joined:
+    """Read all parties' tables and join them by id; relative paths start at `folder`."""
+    chosen = config.data
+    tables: dict[str, Table] = {}
+    for party in config.party:
+        if party.data is None:
+            raise ConfigError(f"some parties have a table of their own, so all need one: {party.name!r} has none.")
+        tables[party.name] = Table.open(folder / party.data.path, TableSettings.of(party.data), chosen)
+    where = label_settings(config)
+    if where is None:
+        raise ConfigError("nobody has labels: set `label` in [data], or in the label holder's own data.")
+    target = Table.open(folder / where[0], where[1], chosen) if chosen.label else tables[config.label_holder]
+    everyone = [*(table.ids for table in tables.values()), target.ids]
+    ids = shared_ids(everyone) if chosen.align != "none" else _same(everyone)
+    values = target.labels(ids)
+    classes = Labels.of(values, config.loss)
+    parts = cut_ids(ids, chosen, config.seed, classes.encode(values))
+    encoders = {name: Encoder.fit(t.rows(parts["train"]), t.settings) for name, t in tables.items()}
+    columns = {name: table.encoded(parts, encoders[name]) for name, table in tables.items()}
+    labels = {split: classes.encode(target.labels(names)) for split, names in parts.items()}
+    return Joined(columns, labels, parts, encoders, classes)
+
+
+def _same(everyone: Sequence[list[str]]) -> list[str]:
+    if any(ids != everyone[0] for ids in everyone):
+        raise DataError("align = 'none' came, but the tables list other ids, or in another order: align them.")
+    return everyone[0]
+
+
+def open_new(own: OwnData, folder: Path, data: DataConfig, encoder: Encoder) -> tuple[list[str], Tensor]:
+    """Return the ids and columns of rows that came later; they need no label."""
+    settings = replace(TableSettings.of(own), label="")
+    table = Table.open(folder / own.new, settings, data, encoder.texts)
+    return table.ids, torch.from_numpy(encoder.transform(table.frame))

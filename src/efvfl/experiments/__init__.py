@@ -1,0 +1,1 @@
+"""Many runs: the experiments of the paper, their tables and figures."""

@@ -1,0 +1,234 @@
+"""An experiment as a file: a base run, what each cell changes, seeds, and the figures drawn from them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from dataclasses import asdict, dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from efvfl.config import user_code
+from efvfl.config.run_file import RunConfig, read
+from efvfl.core import losses
+from efvfl.errors import ConfigError, nearest
+
+FORMAT = 1  # of results: raised when the same configuration means another run
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of plots: what is drawn on the left by epoch, and accuracy by communication."""
+
+    title: str
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the paper."""
+
+    name: str
+    left: Literal["gradient", "loss"]
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row and column of a table: a configuration that runs once for every seed."""
+
+    name: str
+    row: str
+    column: str
+    config: RunConfig
+
+    def __post_init__(self) -> None:
+        """Refuse what would have no result, or no place in a table."""
+        for key in ("name", "row", "column"):
+            if not isinstance(value := getattr(self, key), str):
+                raise ConfigError(f"run {self.name!r}: {key} = {value!r} came, a text is expected.")
+        if self.config.epochs < 1:
+            raise ConfigError(
+                f"run {self.name!r}: epochs = {self.config.epochs} came, at least 1 is expected: without training "
+                "there is no result."
+            )
+
+
+@dataclass(frozen=True)
+class Job:
+    """One cell with one seed."""
+
+    cell: str
+    config: RunConfig
+    folder: Path | None = None  # of an experiment of your own: its data and modules lie there
+
+    @property
+    def key(self) -> str:
+        """A hash of the whole configuration, and of data and modules of your own: equal keys are the same run.
+
+        Settings that have their default are left out, so that a setting added later does not orphan old results.
+        """
+        table = {"format": FORMAT, "config": _unlike(asdict(self.config), asdict(RunConfig()))}
+        if brought := _brought(self.config, self.folder):
+            table["brought"] = brought
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def file(self) -> str:
+        """Name of the result's file."""
+        return f"{self.cell}-seed{self.config.seed}-{self.key}.json"
+
+
+def _unlike(table: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+    """Return what differs from the defaults, tables within tables included."""
+    out = {}
+    for key, value in table.items():
+        same = default.get(key)
+        if isinstance(value, dict) and isinstance(same, dict):
+            value, same = _unlike(value, same), {}
+        if value != same:
+            out[key] = value
+    return out
+
+
+def _brought(config: RunConfig, folder: Path | None) -> dict[str, str]:
+    """Return digests of the files a run brings along, by their names in it: with other contents it is another run."""
+    if folder:
+        user_code.look_in(folder)
+    files = [config.data.path, *(party.data.path for party in config.party if party.data)]
+    models = [config.model, *(party.model for party in config.party if party.model)]
+    tables = (config.method.compressor, config.method.down, config.method.fusion)
+    names = [config.fusion.name, *(model.name for model in models), *(str(table.get("name", "")) for table in tables)]
+    found = {path: user_code.digest_of_file((folder or Path()) / path) for path in files if path}
+    return found | {name: user_code.digest_of_module(name.partition(":")[0]) for name in names if ":" in name}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All runs of one task."""
+
+    name: str
+    title: str
+    about: str
+    seeds: tuple[int, ...]
+    cells: tuple[Cell, ...]
+    figures: tuple[Figure, ...]
+    error: float = 0.0  # Table 1's delta: what is sent until the mean squared gradient is no larger; 0: no such table
+    folder: Path | None = None  # of an experiment of your own
+
+    def __post_init__(self) -> None:
+        """Refuse runs that no table can show side by side, before any has trained."""
+        names = [cell.name for cell in self.cells]
+        if len(set(names)) != len(names) or not all(names):
+            raise ConfigError(f"{self.name}: an experiment needs runs, each with a name of its own, but {names} came.")
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise ConfigError(f"{self.name}: seeds = {list(self.seeds)} came, one or more are expected, all different.")
+        places: dict[tuple[str, str], str] = {}
+        for cell in self.cells:
+            other = places.setdefault((cell.row, cell.column), cell.name)
+            if other != cell.name:
+                raise ConfigError(
+                    f"{self.name}: runs {other!r} and {cell.name!r} have the same row {cell.row!r} and column "
+                    f"{cell.column!r}, and a table shows one there: change one of them."
+                )
+        metrics = {losses.lookup(cell.config.loss).metric_name for cell in self.cells}
+        if len(metrics) > 1:
+            raise ConfigError(
+                f"{self.name}: losses measured by {' and by '.join(sorted(metrics))} do not fit into one table: make "
+                "an experiment of each."
+            )
+
+    @property
+    def metric(self) -> str:
+        """What the loss of all runs is measured by."""
+        return losses.lookup(self.cells[0].config.loss).metric_name
+
+    def jobs(self) -> list[Job]:
+        """Return every cell with every seed, seed by seed, so that a sweep that stopped early is still a table."""
+        pairs = [(seed, cell) for seed in self.seeds for cell in self.cells]
+        return [Job(cell.name, replace(cell.config, seed=seed), self.folder) for seed, cell in pairs]
+
+
+@dataclass(frozen=True)
+class _File:
+    """The form of an experiment file."""
+
+    title: str
+    about: str = ""
+    seeds: tuple[int, ...] = (0,)
+    error: float = 0.0
+    base: dict[str, Any] = field(default_factory=dict)
+    run: tuple[dict[str, Any], ...] = ()
+    figure: tuple[Figure, ...] = ()
+
+
+def tasks() -> list[str]:
+    """Return the names of the experiments that come with the package."""
+    folder = resources.files("efvfl") / "experiments"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def load(task: str) -> Sweep:
+    """Read an experiment by name, or from a path that ends in .toml."""
+    if task.endswith(".toml"):
+        path = Path(task)
+        try:
+            return parse(path.read_text(encoding="utf-8"), path.stem, path.resolve().parent)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read {path}: {error}") from error
+    if task not in tasks():
+        raise ConfigError(f"there is no experiment {task!r}. {nearest(task, tasks())}")
+    return parse((resources.files("efvfl") / "experiments" / f"{task}.toml").read_text(encoding="utf-8"), task)
+
+
+def parse(text: str, name: str, folder: Path | None = None) -> Sweep:
+    """Read an experiment from TOML; data and modules of its own lie in `folder`."""
+    try:
+        file = read(_File, tomllib.loads(text), name)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name} is not TOML: {error}") from error
+    cells = tuple(_cell(file.base, dict(run), name) for run in file.run)
+    names = [cell.name for cell in cells]
+    if not cells:
+        raise ConfigError(f"{name}: an experiment needs runs, but there is no [[run]].")
+    made = Sweep(name, file.title, file.about, file.seeds, cells, file.figure, file.error, folder)
+    for figure in file.figure:
+        for run in (run for panel in figure.panels for run in panel.runs):
+            if run not in names:
+                raise ConfigError(f"{name}: {figure.name} draws {run!r}, which is not a run. {nearest(run, names)}")
+    return made
+
+
+def _cell(base: dict[str, Any], run: dict[str, Any], where: str) -> Cell:
+    """Lay a run over the base: a table's keys replace those of the base's table, one level deep.
+
+    A run without a row has one of its own, called as the run is.
+    """
+    labels = {key: run.pop(key, "") for key in ("name", "row", "column")}
+    labels["row"] = labels["row"] or labels["name"]
+    merged = dict(base)
+    for key, value in run.items():
+        below = base.get(key)
+        merged[key] = below | value if isinstance(below, dict) and isinstance(value, dict) else value
+    return Cell(**labels, config=read(RunConfig, merged, f"{where}: run {labels['name']!r}"))
+
+
+def changed(
+    sweep: Sweep,
+    *,
+    seeds: tuple[int, ...] | None = None,
+    epochs: int | None = None,
+    subset: int | None = None,
+    data: str | None = None,
+) -> Sweep:
+    """Return a sweep with some settings of all its cells replaced."""
+
+    def config(old: RunConfig) -> RunConfig:
+        new = replace(old, epochs=old.epochs if epochs is None else epochs)
+        rows = replace(old.data, name=data or old.data.name, subset=old.data.subset if subset is None else subset)
+        return replace(new, data=rows)
+
+    cells = tuple(replace(cell, config=config(cell.config)) for cell in sweep.cells)
+    return replace(sweep, seeds=sweep.seeds if seeds is None else seeds, cells=cells)

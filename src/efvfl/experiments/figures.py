@@ -1,0 +1,102 @@
+"""The paper's figures from results: mean line and band over seeds. Nothing is trained here."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure as Canvas
+from numpy.typing import NDArray
+
+from efvfl.experiments.experiment_file import Figure, Sweep
+from efvfl.experiments.jobs import Result
+from efvfl.experiments.tables import Results, measure
+from efvfl.runs.plots import COLOURS
+from efvfl.util.files import write_atomically
+
+Values = NDArray[np.float64]
+Axis = Literal["paper", "sent"]  # megabytes by the paper's formula, or those really sent in both directions
+
+
+def _style(row: str) -> dict[str, Any]:
+    name = row.split(" (")[0]
+    return {"color": COLOURS.get(name.split(",")[0]), "linestyle": "--" if "(PL)" in row else "-"}
+
+
+def _stack(results: Sequence[Result], column: str) -> Values:
+    return np.array([result.columns[column] for result in results], dtype=np.float64)
+
+
+def _left(results: Sequence[Result], kind: str) -> Values:
+    if kind == "loss":
+        return _stack(results, "train_loss")
+    norms = _stack(results, "gradient")
+    relative: Values = norms / norms[:, :1]  # relative to its value after the first epoch, as in the paper
+    return relative
+
+
+def _megabytes(results: Sequence[Result], axis: Axis) -> Values:
+    bits = 8 * (_stack(results, "bytes_up") + _stack(results, "bytes_down"))
+    megabytes: Values = (_stack(results, "paper_bits") if axis == "paper" else bits).mean(0) / 8e6
+    return megabytes
+
+
+def _band(axes: Any, x: Values, values: Values, label: str, style: dict[str, Any]) -> None:
+    centre, spread = values.mean(0), values.std(0)
+    axes.plot(x, centre, label=label, **style)
+    # Not below what was ever seen: on a logarithmic axis mean - std may be nowhere.
+    low = np.maximum(centre - spread, values.min(0))
+    axes.fill_between(x, low, centre + spread, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def draw(sweep: Sweep, figure: Figure, results: Results, axis: Axis) -> Canvas:
+    """Return the figure in the paper's layout: two panels a row, each with two plots."""
+    columns = min(2, len(figure.panels))
+    lines = -(-len(figure.panels) // columns)
+    canvas = Canvas(figsize=(6.4 * columns, 2.6 * lines), layout="constrained")
+    grid = canvas.subplots(lines, 2 * columns, squeeze=False)
+    rows = {cell.name: cell.row for cell in sweep.cells}
+    shown = measure(sweep, results, ("validation", "test", "train"))
+    for i, panel in enumerate(figure.panels):
+        left, right = grid[i // columns][2 * (i % columns) : 2 * (i % columns) + 2]
+        for name in (run for run in panel.runs if run in results):
+            style, done = _style(rows[name]), results[name]
+            _band(left, _stack(done, "epoch")[0], _left(done, figure.left), rows[name], style)
+            _band(right, _megabytes(done, axis), _stack(done, shown.column), rows[name], style)
+        left.set(xlabel="epoch", ylabel="squared gradient norm" if figure.left == "gradient" else "training loss")
+        left.set(yscale="log", title=panel.title)
+        right.set(xlabel="MB, paper's formula" if axis == "paper" else "MB sent, both ways", xscale="log")
+        right.set(ylabel=shown.title)
+        for axes in (left, right):
+            axes.grid(True, alpha=0.3)
+            axes.spines[["top", "right"]].set_visible(False)
+    for axes in [a for line in grid for a in line][2 * len(figure.panels) :]:
+        axes.remove()
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    canvas.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+    return canvas
+
+
+def image(canvas: Canvas, form: Literal["svg", "png"]) -> bytes:
+    """Return a drawing as a file's bytes, the same for the same drawing."""
+    out = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "efvfl"}):
+        canvas.savefig(out, format=form, dpi=110, metadata={"Date": None} if form == "svg" else None)
+    return out.getvalue()
+
+
+def write(sweep: Sweep, results: Results, folder: Path) -> list[Path]:
+    """Write every figure of a task, with both axes, as SVG and PNG; return the paths."""
+    paths = []
+    for figure in sweep.figures:
+        for axis in ("paper", "sent"):
+            canvas = draw(sweep, figure, results, axis)
+            for form in ("svg", "png"):
+                path = folder / f"{sweep.name}-{figure.name}-{axis}.{form}"
+                write_atomically(path, image(canvas, form))
+                paths.append(path)
+    return paths

@@ -1,0 +1,236 @@
+"""Runs of a sweep, in parallel over processes or a Ray cluster. A finished run is a file and is never repeated.
+
+A run that was cut off goes on from its last checkpoint, with the same result as one that was not: kill -9 costs at most
+the time since that checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import platform
+import queue
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from efvfl.config import user_code
+from efvfl.errors import CheckpointError, CompressionError, ConfigError, DataError
+from efvfl.experiments.experiment_file import Job
+from efvfl.training.federation import finite_or_null
+
+Engine = Literal["processes", "ray"]
+CHECKPOINT_SECONDS = 60.0
+
+# What a record's columns are called in a result; all but the last record drop the ledger's details.
+_NUMBERS = (
+    "epoch",
+    "step",
+    "surrogate_loss",
+    "gradient",
+    "distortion",
+    "bytes_up",
+    "bytes_down",
+    "paper_bits",
+    "seconds",
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: its configuration and one column for every number it recorded."""
+
+    cell: str
+    config: dict[str, Any]
+    columns: dict[str, list[float]]  # by name: "epoch", "train_loss", "test_accuracy", "bytes_up", ...
+    ledger: dict[str, dict[str, dict[str, int]]]  # at the end
+    versions: dict[str, str]
+
+    def to_json(self) -> str:
+        """Return the whole as JSON, the same text for the same run."""
+        return json.dumps(finite_or_null(asdict(self)), indent=0, sort_keys=True, allow_nan=False)
+
+    @classmethod
+    def read(cls, path: Path) -> Result:
+        """Read a result's file."""
+        table = json.loads(path.read_text(encoding="utf-8"))
+        columns = {n: [float("nan") if v is None else v for v in c] for n, c in table.pop("columns").items()}
+        return cls(columns=columns, **table)
+
+
+def run_job(job: Job, folder: Path, progress: Callable[[int], None] | None = None) -> None:
+    """Train one run to its end and leave its file; go on from its checkpoint if there is one."""
+    import torch
+
+    from efvfl.runs.build import load_data, make_federation
+    from efvfl.training.federation import Record
+    from efvfl.util import checkpoint
+    from efvfl.util.files import write_atomically
+
+    target, part = folder / job.file, folder / ".parts" / f"{job.key}.safetensors"
+    if target.exists():
+        part.unlink(missing_ok=True)  # left by a kill between the result and its clean-up
+        return
+    torch.set_num_threads(job.config.threads or 1)
+    if job.folder:
+        user_code.look_in(job.folder)
+    federation = make_federation(job.config, load_data(job.config, job.folder or Path()))
+    records: list[Record] = []
+    if part.exists():
+        with contextlib.suppress(CheckpointError):  # an unreadable one costs time, not the result
+            state = checkpoint.load(part)
+            federation.load_state_dict(state["federation"])
+            records = [Record.from_json(line) for line in state["records"]]
+    saved = time.monotonic()
+    for record in federation.train(job.config.epochs, job.config.observe_every, job.config.observe_gradient):
+        records.append(record)
+        if progress:
+            progress(record.epoch)
+        if time.monotonic() - saved > CHECKPOINT_SECONDS:
+            lines = [r.to_json() for r in records]
+            checkpoint.save(part, {"federation": federation.state_dict(), "records": lines})
+            saved = time.monotonic()
+    write_atomically(target, _result(job, records).to_json().encode())
+    part.unlink(missing_ok=True)
+    for torn in part.parent.glob(f".{part.name}.*.part"):  # of a process that was killed while it wrote
+        torn.unlink(missing_ok=True)
+
+
+def _result(job: Job, records: Sequence[Any]) -> Result:
+    import torch
+
+    import efvfl
+
+    columns: dict[str, list[float]] = {name: [getattr(r, name) for r in records] for name in _NUMBERS}
+    for split in ("train", "validation", "test"):
+        for metric in getattr(records[-1], split):
+            columns[f"{split}_{metric}"] = [getattr(r, split)[metric] for r in records]
+    versions = {"efvfl": efvfl.__version__, "torch": torch.__version__, "machine": platform.machine()}
+    return Result(job.cell, asdict(job.config), columns, records[-1].ledger, versions)
+
+
+def check(jobs: Sequence[Job]) -> None:
+    """Build every cell once: a mistake in the last one is found before the first has trained for hours."""
+    from efvfl.runs.build import load_data, make_federation
+
+    first: dict[str, Job] = {}
+    for job in jobs:
+        first.setdefault(job.cell, job)
+    loaded: tuple[Any, Any] = (None, None)
+    for job in first.values():
+        config, folder = job.config, job.folder
+        if folder:
+            user_code.look_in(folder)
+        rows = (config.seed, config.data, config.party, config.agreement, config.label_holder, config.loss)
+        try:
+            if loaded[0] != rows:  # most cells of a sweep train on the same
+                loaded = (rows, load_data(config, folder or Path()))
+            make_federation(config, loaded[1])
+        except (ConfigError, DataError) as error:
+            raise type(error)(f"run {job.cell!r}: {error}") from error
+
+
+Report = Callable[[Job, int], None]  # a job has finished so many epochs
+
+
+def run_all(
+    jobs: Sequence[Job], folder: Path, workers: int = 0, engine: Engine = "processes", report: Report | None = None
+) -> None:
+    """Run what has no result yet; one that diverges is named when all others are finished."""
+    folder.mkdir(parents=True, exist_ok=True)
+    open_jobs = [job for job in jobs if not (folder / job.file).exists()]
+    if not open_jobs:
+        return
+    check(open_jobs)
+    if engine == "ray":
+        _run_on_ray(open_jobs, folder, report)
+        return
+    workers = min(workers or os.cpu_count() or 1, len(open_jobs))
+    context = multiprocessing.get_context("spawn")  # a fork would copy torch's and numba's threads half alive
+    with context.Manager() as manager:
+        heard = manager.Queue()
+        pool = ProcessPoolExecutor(workers, mp_context=context)
+        try:
+            futures = {pool.submit(_work, job, folder, heard): job for job in open_jobs}
+            _watch(futures, heard, {job.key: job for job in open_jobs}, report)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Failures:
+    """Runs that diverged: no reason to give up the others. A wrong setting stops a sweep at once."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    @contextlib.contextmanager
+    def of(self, job: Job) -> Iterator[None]:
+        """Note a run that diverged."""
+        try:
+            yield
+        except CompressionError as error:
+            self.texts.append(f"{job.cell}, seed {job.config.seed}: {error}")
+
+    def tell(self, runs: int) -> None:
+        """Raise if there was any."""
+        if self.texts:
+            count = f"{len(self.texts)} of {runs} runs diverged, the others are finished."
+            raise CompressionError("\n".join([count, *self.texts]))
+
+
+def _work(job: Job, folder: Path, heard: queue.Queue[tuple[str, int]]) -> None:
+    run_job(job, folder, lambda epoch: heard.put((job.key, epoch)))
+
+
+def _watch(
+    futures: dict[Future[None], Job], heard: queue.Queue[tuple[str, int]], jobs: dict[str, Job], report: Report | None
+) -> None:
+    waiting, failures = set(futures), Failures()
+    while waiting:
+        done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+        for key, epoch in _drain(heard):
+            if report:
+                report(jobs[key], epoch)
+        for future in done:
+            with failures.of(futures[future]):
+                future.result()  # raises what the run raised
+                if report:
+                    report(futures[future], futures[future].config.epochs)
+    failures.tell(len(futures))
+
+
+def _drain(heard: queue.Queue[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            yield heard.get_nowait()
+
+
+def _run_on_ray(jobs: Sequence[Job], folder: Path, report: Report | None) -> None:
+    """Submit every run to a Ray cluster: the one RAY_ADDRESS names, or a local one. `folder` must be shared."""
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError("--engine ray needs Ray: install it with `pip install efvfl[ray]`.") from error
+    started = not ray.is_initialized()
+    if started:
+        ray.init(log_to_driver=False, include_dashboard=False)
+    try:
+        remote = ray.remote(num_cpus=1)(run_job)
+        futures = {remote.remote(job, folder.resolve()): job for job in jobs}
+        waiting, failures = list(futures), Failures()
+        while waiting:
+            done, waiting = ray.wait(waiting, num_returns=1)
+            for future in done:
+                with failures.of(futures[future]):
+                    ray.get(future)
+                    if report:
+                        report(futures[future], futures[future].config.epochs)
+        failures.tell(len(futures))
+    finally:
+        if started:
+            ray.shutdown()

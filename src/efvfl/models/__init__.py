@@ -1,0 +1,1 @@
+"""Local models and fusion models that a run file can name."""

@@ -1,0 +1,1 @@
+"""Which rows all participants share."""

@@ -1,0 +1,76 @@
+"""The rows that all participants share, in the order that all use, each with its split: what an alignment leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import polars
+
+from efvfl.errors import DataError
+from efvfl.network.align.messages import DIGEST
+from efvfl.util.files import write_atomically
+
+FILE: Final = "aligned.parquet"
+SPLITS: Final = ("train", "validation", "test")  # a row's code is the place of its split
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """The list of shared rows."""
+
+    ids: list[str]
+    splits: bytes  # a code for each
+
+    def digest(self) -> bytes:
+        """Return a digest of the whole list."""
+        found = hashlib.blake2b(len(self.ids).to_bytes(8, "little") + self.splits, digest_size=DIGEST)
+        for name in self.ids:
+            code = name.encode()
+            found.update(len(code).to_bytes(8, "little") + code)
+        return found.digest()
+
+    def counts(self) -> dict[str, int]:
+        """Return how many rows each split has."""
+        found = Counter(self.splits)
+        return {split: found[code] for code, split in enumerate(SPLITS)}
+
+    def save(self, folder: Path) -> Path:
+        """Write the list with the columns `id` and `split`."""
+        buffer = io.BytesIO()
+        polars.DataFrame({"id": self.ids, "split": [SPLITS[code] for code in self.splits]}).write_parquet(buffer)
+        write_atomically(folder / FILE, buffer.getvalue())
+        return folder / FILE
+
+    @classmethod
+    def load(cls, folder: Path) -> Aligned:
+        """Read what `save` left."""
+        path = folder / FILE
+        try:
+            frame = polars.read_parquet(path)
+        except (OSError, polars.exceptions.PolarsError) as error:
+            raise DataError(f"cannot read {path}: {error}. Run `efvfl align` first, all together.") from error
+        if frame.schema != {"id": polars.String, "split": polars.String} or not set(frame["split"]) <= set(SPLITS):
+            raise DataError(f"{path} was not left by `efvfl align`: run it again, all together.")
+        return cls(frame["id"].to_list(), bytes(SPLITS.index(split) for split in frame["split"]))
+
+
+def shapes(ids: Sequence[str]) -> str:
+    """Say what ids look like without showing any."""
+    lengths = [len(name) for name in ids]
+    kinds = Counter(map(_shape, ids))
+    shares = ", ".join(f"{count / len(ids):.0%} {kind}" for kind, count in kinds.most_common())
+    return f"{min(lengths)} to {max(lengths)} characters: {shares}"
+
+
+def _shape(name: str) -> str:
+    if name.isdecimal():
+        return "digits only"
+    if name.isalpha():
+        return "letters only"
+    return "digits and letters" if name.isalnum() else "with other characters"

@@ -1,0 +1,195 @@
+"""Private set intersection of two lists of ids, cut into shards so that all cores can work at it.
+
+Diffie-Hellman on the curve P-256: the label holder turns its ids into points and multiplies them by a secret key; a
+party multiplies these by a key of its own, and its own ids' points by that key alone; the label holder takes its own
+key off again and compares. Without the keys points look random, so only ids that both hold can be recognised.
+
+Every shard has keys of its own, which are made for one question and forgotten after it. Shards are filled up to the
+size of the fullest one with random entries that equal nothing, so their sizes say nothing about the ids in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import multiprocessing
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Final
+
+import private_set_intersection.python as library  # type: ignore[import-untyped]
+
+from efvfl.errors import EfvflError, ProtocolError
+from efvfl.network.align.messages import DIGEST, MOST_PARTS, MOST_POINTS, MOST_SHARDS, POINT, SALT
+
+SHARD: Final = 10_000  # ids of a shard, about: two seconds of work
+SMALL: Final = 20_000  # ids: with fewer, starting processes would take longer than it saves
+
+
+def shards_for(count: int) -> int:
+    """Return into how many shards so many ids are cut."""
+    return 1 if count < SMALL else min(MOST_SHARDS, -(-count // SHARD))
+
+
+def keyed(salt: bytes, size: int = DIGEST) -> Callable[[str], bytes]:
+    """Return a function that gives the BLAKE2b digest of an id under a salt."""
+    empty = hashlib.blake2b(key=salt, digest_size=size)
+
+    def digest(name: str) -> bytes:
+        one = empty.copy()
+        one.update(name.encode())
+        return one.digest()
+
+    return digest
+
+
+def cut(ids: Iterable[str], salt: bytes, shards: int) -> list[list[str]]:
+    """Return the entries of every shard: ids after a '+', and what fills it up after a '-'."""
+    digest = keyed(salt, 8)
+    parts: list[list[str]] = [[] for _ in range(shards)]
+    for name in ids:
+        parts[int.from_bytes(digest(name), "little") % shards].append("+" + name)
+    fullest = max(map(len, parts))
+    for part in parts:
+        part += ["-" + secrets.token_hex(16) for _ in range(fullest - len(part))]
+    return parts
+
+
+def blind(entries: list[str]) -> tuple[bytes, bytes]:
+    """Label holder: return a new key, and the points of a shard's entries under it."""
+    client = library.client.CreateWithNewKey(True)
+    return client.GetPrivateKeyBytes(), b"".join(client.CreateRequest(entries).encrypted_elements)
+
+
+def new_key() -> bytes:
+    """Party: return a key for one shard."""
+    key: bytes = library.server.CreateWithNewKey(True).GetPrivateKeyBytes()
+    return key
+
+
+def encrypt(key: bytes, entries: list[str]) -> bytes:
+    """Party: return the points of its own entries under its key, ordered by value so that their order says nothing."""
+    server = library.server.CreateFromKey(key, True)
+    # The rate of false positives and the other side's size count for approximate structures only; this one is exact.
+    message = server.CreateSetupMessage(0.5, 1, entries, library.DataStructure.RAW)
+    return b"".join(sorted(message.raw.encrypted_elements))
+
+
+def reply(key: bytes, points: bytes) -> bytes:
+    """Party: return the label holder's points under both keys, in their order."""
+    request = library.Request(reveal_intersection=True, encrypted_elements=_each(points))
+    try:
+        response = library.server.CreateFromKey(key, True).ProcessRequest(request)
+    except RuntimeError as error:
+        raise ProtocolError("bytes came that are no points of the curve.") from error
+    return b"".join(response.encrypted_elements)
+
+
+def match(key: bytes, theirs: bytes, both: bytes) -> list[int]:
+    """Label holder: return the places of the entries that the party has too."""
+    setup = library.ServerSetup()
+    setup.raw.encrypted_elements.extend(_each(theirs))
+    try:
+        client = library.client.CreateFromKey(key, True)
+        places: list[int] = client.GetIntersection(setup, library.Response(encrypted_elements=_each(both)))
+    except RuntimeError as error:
+        raise ProtocolError("bytes came that are no points of the curve.") from error
+    return places
+
+
+def _each(points: bytes) -> list[bytes]:
+    return [points[i : i + POINT] for i in range(0, len(points), POINT)]
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def workers(processes: int) -> Executor:
+    """Return so many processes to work in, or for one a thread of this process."""
+    if processes == 1:
+        return ThreadPoolExecutor(1, thread_name_prefix="efvfl-align")
+    return ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _prepare)
+
+
+def _prepare() -> None:
+    """Leave Ctrl-C to the parent, and go when it goes, even if it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_go_with_parent, daemon=True).start()
+
+
+def _go_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def unbroken() -> Iterator[None]:
+    """Turn the sudden end of a worker into an error with a remedy."""
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise EfvflError("a worker process was ended from outside (out of memory?): start again.") from error
+
+
+class Intersection:
+    """The label holder's work: blind its shards, a few ahead of the questions, and compare what parties answer."""
+
+    def __init__(
+        self, ids: Iterable[str], shards: int, together: int, processes: int, wait: Callable[[Future[Any]], None]
+    ) -> None:
+        """Ask about at most so many shards together; `wait` returns when a worker is done."""
+        self.salt = secrets.token_bytes(SALT)
+        self.entries = cut(ids, self.salt, shards)
+        together = max(1, min(together, MOST_PARTS, MOST_POINTS // len(self.entries[0])))
+        self.groups = [range(start, min(start + together, shards)) for start in range(0, shards, together)]
+        self._wait = wait
+        self._workers = workers(processes if shards > 1 else 1)
+        self._ahead = together + processes  # shards, so that no worker waits for a party
+        self._blinding: dict[int, Future[tuple[bytes, bytes]]] = {}
+        self._keys: dict[int, bytes] = {}
+        self._matching: list[tuple[int, str, Future[list[int]]]] = []
+
+    def __enter__(self) -> Intersection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._workers.shutdown(cancel_futures=True)
+
+    def points(self, group: range) -> dict[int, bytes]:
+        """Return the points of some shards; groups come in their order."""
+        for shard in range(group.start, min(group.stop + self._ahead, len(self.entries))):
+            if shard not in self._blinding:
+                self._blinding[shard] = self._workers.submit(blind, self.entries[shard])
+        found = {}
+        for shard in group:
+            work = self._blinding.pop(shard)
+            self._wait(work)
+            self._keys[shard], found[shard] = work.result()
+        return found
+
+    def compare(self, name: str, shard: int, theirs: bytes, both: bytes) -> None:
+        """Have a party's answer about a shard compared, while others are asked on."""
+        work = self._workers.submit(match, self._keys[shard], theirs, both)
+        self._matching.append((shard, name, work))
+
+    def common(self) -> list[str]:
+        """Return the ids that all parties have, ordered by their bytes in UTF-8, which is how texts compare."""
+        places = [set(range(len(entries))) for entries in self.entries]
+        for shard, name, work in self._matching:
+            self._wait(work)
+            try:
+                kept = work.result()
+            except ProtocolError as error:
+                raise ProtocolError(f"what {name} answered about its ids is none: {error}") from error
+            places[shard] &= set(kept)
+        found = (self.entries[shard][place] for shard, chosen in enumerate(places) for place in chosen)
+        return sorted(entry[1:] for entry in found if entry[0] == "+")

@@ -1,0 +1,108 @@
+"""What all participants must agree on before they start, and how two of them find out where they differ.
+
+Each has a copy of the federation file. The shared part of it is compared at every handshake; the rest (a party's model,
+data, limits and private seed) is its own, and is never sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import islice
+from typing import Any
+
+from efvfl.config.run_file import RunConfig
+from efvfl.errors import ProtocolError
+from efvfl.network.links.frame import PROTOCOL
+from efvfl.runs.build import model_config
+
+
+def shared_part(config: RunConfig, names: Sequence[str]) -> dict[str, Any]:
+    """Return what every participant's file must say alike."""
+    table = {
+        "parties": list(names),
+        "widths": [model_config(config, name).width for name in names],
+        "label_holder": config.label_holder,
+        "seed": config.seed,
+        "batch_size": config.batch_size,
+        "batch_order": config.batch_order,
+        "loss": config.loss,
+        "shares": [config.data.validation, config.data.test],
+        "method": asdict(config.method),
+        "agreement": asdict(config.agreement),
+        "optimizer": config.optimizer,
+        "stale": config.network.on_missing == "stale",
+    }
+    if config.agreement.labels == "shared":  # parties run the fusion model themselves
+        table |= {"fusion": asdict(config.fusion), "class_weights": config.class_weights}
+    return dict(json.loads(json.dumps(table)))  # tuples become lists, as they do on their way
+
+
+def digest(table: Mapping[str, Any]) -> str:
+    """Return a short text that two equal tables share."""
+    return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def rows_part(ids: Mapping[str, Sequence[str]], salt: str) -> dict[str, list[Any]]:
+    """Return the number of rows of every split, and a salted digest of their ids in order."""
+    out = {}
+    for split, names in ids.items():
+        found = hashlib.blake2b(salt.encode(), digest_size=16)
+        for name in names:
+            found.update(name.encode() + b"\x00")
+        out[split] = [len(names), found.hexdigest()]
+    return out
+
+
+def about(config: RunConfig, name: str, names: Sequence[str], ids: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return what a participant says of itself in its HELLO."""
+    shared = shared_part(config, names)
+    return {
+        "protocol": PROTOCOL,
+        "name": name,
+        "digest": digest(shared),
+        "shared": shared,
+        "rows": rows_part(ids, digest(shared)),
+    }
+
+
+def compare(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Refuse a party that does not fit; each mismatch has its own text, which says who holds what."""
+    name = theirs.get("name")
+    if theirs.get("protocol") != mine["protocol"]:
+        raise ProtocolError(
+            f"the server speaks protocol {mine['protocol']}, {name} speaks {theirs.get('protocol')!r:.20}: install the "
+            "same release of efvfl at both."
+        )
+    if theirs.get("digest") != mine["digest"]:
+        found = "; ".join(islice(_differences(mine["shared"], theirs.get("shared"), f"{name}", ""), 10))
+        raise ProtocolError(f"the shared part of the files differs: {found or 'nothing it admits'}. Agree on one.")
+    rows = theirs.get("rows")
+    if not isinstance(rows, dict) or set(rows) != set(mine["rows"]):
+        raise ProtocolError(f"{name} sent no table of its rows by split.")
+    for split, (count, order) in mine["rows"].items():
+        other = rows[split]
+        if not isinstance(other, list) or len(other) != 2:
+            raise ProtocolError(f"{name} sent no count and digest of its {split} rows.")
+        if other[0] != count:
+            raise ProtocolError(
+                f"the server holds {count:,} {split} rows, {name} holds {other[0]!r:.20}: align the tables, so "
+                "that all list the same ids in the same order."
+            )
+        if other[1] != order:
+            raise ProtocolError(
+                f"the server and {name} hold {count:,} {split} rows each, but not the same ids in the same order: "
+                "align the tables first."
+            )
+
+
+def _differences(mine: Any, theirs: Any, name: str, where: str) -> Iterator[str]:
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        for key in sorted({*mine, *theirs}):
+            yield from _differences(
+                mine.get(key), theirs.get(key), name, f"{where}.{key:.40}" if where else f"{key:.40}"
+            )
+    elif mine != theirs:
+        yield f"{where}: the server has {mine!r:.80}, {name} has {theirs!r:.80}"

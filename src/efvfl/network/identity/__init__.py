@@ -1,0 +1,1 @@
+"""Certificates: who may speak."""

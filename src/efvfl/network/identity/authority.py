@@ -1,0 +1,229 @@
+"""A private CA, and one certificate for each name: `efvfl certs`.
+
+This runs where the CA's key is kept. A key is written before its certificate and no file is ever replaced, so after a
+crash the same command goes on.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import secrets
+import stat
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from efvfl.errors import ConfigError
+from efvfl.network.identity.certificates import (
+    NEW_CA,
+    SERVER,
+    check_dates,
+    check_name,
+    chmod,
+    command,
+    other_names,
+    parse,
+    parse_key,
+    read,
+    spki,
+)
+
+CA_DAYS = 3650  # a CA outlives its certificates, so that they can be renewed one by one
+SKEW = timedelta(minutes=5)  # how far a participant's clock may be behind
+HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*")
+
+
+def make(
+    folder: Path, names: Sequence[str], days: int = 365, hosts: Sequence[str] = (), *, now: datetime | None = None
+) -> list[Path]:
+    """Make the CA, unless it is there, and a key pair for every name without a certificate; return the new files.
+
+    `hosts` are further DNS names or IP addresses under which others reach the server.
+    """
+    now = now or datetime.now(UTC)
+    if not 1 <= days <= 36500:
+        raise ConfigError(f"a certificate cannot be valid for {days} days. Choose from 1 to 36500.")
+    _check_names(folder, names)
+    wanted = [name for name in dict.fromkeys(names) if not os.path.exists(folder / f"{name}.crt")]
+    alternatives = _check_hosts(folder, wanted, hosts)
+    if not wanted:
+        return []
+
+    _prepare(folder)
+    made: list[Path] = []
+    ca_key = _key(folder / "ca.key", made)
+    ca = _authority(folder / "ca.crt", ca_key, now, days, made)
+    until = min(now + timedelta(days=days), ca.not_valid_after_utc)
+    for name in wanted:
+        key = _key(folder / f"{name}.key", made)
+        # A party's certificate cannot pose as the server, nor the server's as a party.
+        purpose = ExtendedKeyUsageOID.SERVER_AUTH if name == SERVER else ExtendedKeyUsageOID.CLIENT_AUTH
+        also = alternatives if name == SERVER else []
+        certificate = _sign(
+            _subject(name),
+            key,
+            ca.subject,
+            ca_key,
+            now,
+            until,
+            x509.BasicConstraints(ca=False, path_length=None),
+            x509.ExtendedKeyUsage([purpose]),
+            x509.SubjectAlternativeName(dict.fromkeys([x509.DNSName(name), *also])),
+        )
+        _write(folder / f"{name}.crt", certificate.public_bytes(Encoding.PEM), 0o644, made)
+    return made
+
+
+def _check_names(folder: Path, names: Sequence[str]) -> None:
+    if not names:
+        raise ConfigError(f"no name was given. Name the participants: `{command(folder, SERVER, 'PARTY', '...')}`.")
+    taken = {path.name.removesuffix(".crt").lower(): path.name.removesuffix(".crt") for path in folder.glob("*.crt")}
+    for name in names:
+        check_name(name)
+        other = taken.setdefault(name.lower(), name)
+        if other != name:
+            raise ConfigError(
+                f"{other!r} and {name!r} differ only in case, which DNS names ignore. Rename one of them."
+            )
+
+
+def _check_hosts(folder: Path, wanted: Sequence[str], hosts: Sequence[str]) -> list[x509.GeneralName]:
+    """The server's further names, which must not be lost because its certificate is not being made."""
+    alternatives = [_host(host) for host in hosts]
+    if SERVER not in wanted:
+        path = folder / f"{SERVER}.crt"
+        there = os.path.exists(path)
+        known = other_names(parse(path, read(path))) if there else []
+        if lost := [host for host, each in zip(hosts, alternatives, strict=True) if each not in known]:
+            mend = f"Delete {path} and {SERVER}.key and run this again" if there else f"Add the name {SERVER!r}"
+            raise ConfigError(f"the server's certificate does not have the hosts {', '.join(lost)}. {mend}.")
+    return alternatives
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host.partition("%")[0]))  # an IPv6 zone means nothing elsewhere
+    except ValueError:
+        pass
+    # A last label of digits is a mistyped address: no host name ends so.
+    if not HOST.fullmatch(host) or host.rpartition(".")[2].isdigit():
+        raise ConfigError(
+            f"{host!r} is neither a host name nor an IP address. Give what participants connect to, without a port, "
+            "such as 'vfl.example.org' or '192.0.2.7'."
+        )
+    return x509.DNSName(host.lower())
+
+
+def _prepare(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = stat.S_IMODE(folder.stat().st_mode)
+    except OSError as error:
+        raise ConfigError(f"cannot use {folder} for certificates: {error}. Name another folder.") from error
+    if mode & 0o022:
+        # Only what is new is ours to set. Others may look into an old folder, but not exchange the CA in it.
+        raise ConfigError(f"others can write to {folder} (mode {mode:03o}). {chmod(700, folder)}")
+
+
+def _key(path: Path, made: list[Path]) -> ec.EllipticCurvePrivateKey:
+    """The key at `path`, made if there is none."""
+    if os.path.exists(path):
+        found = parse_key(path, read(path, secret=True))
+        if not isinstance(found, ec.EllipticCurvePrivateKey):
+            raise ConfigError(f"{path} is not an elliptic curve key. Move it away to have one made.")
+        return found
+    if path.name == "ca.key" and os.path.exists(path.with_name("ca.crt")):
+        raise ConfigError(
+            f"{path} is missing, but ca.crt is there. Run this where the key is kept, or name a new folder to start "
+            "with a new CA."
+        )
+    key = ec.generate_private_key(ec.SECP256R1())
+    _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600, made)
+    return key
+
+
+def _authority(
+    path: Path, key: ec.EllipticCurvePrivateKey, now: datetime, days: int, made: list[Path]
+) -> x509.Certificate:
+    """The CA's certificate at `path`, made if there is none."""
+    if os.path.exists(path):
+        ca = parse(path, read(path))
+        if spki(key.public_key()) != spki(ca.public_key()):
+            raise ConfigError(f"{path} does not belong to ca.key. Bring both from the same place.")
+        check_dates(path, ca, now, NEW_CA)
+        return ca
+    # Named after its key: two CAs are never mistaken for each other, and a lost ca.crt can be made again.
+    digest = x509.SubjectKeyIdentifier.from_public_key(key.public_key()).digest
+    subject = _subject(f"efvfl CA {digest.hex()[:16]}")
+    until = now + timedelta(days=max(days, CA_DAYS))
+    ca = _sign(subject, key, subject, key, now, until, x509.BasicConstraints(ca=True, path_length=0))
+    _write(path, ca.public_bytes(Encoding.PEM), 0o644, made)
+    return ca
+
+
+def _sign(
+    subject: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: x509.Name,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    now: datetime,
+    until: datetime,
+    constraints: x509.BasicConstraints,
+    *extensions: x509.ExtensionType,
+) -> x509.Certificate:
+    ca, no = constraints.ca, False
+    builder = (
+        x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(until)
+        .add_extension(constraints, critical=True)
+        # A CA signs certificates and revocations, everyone else signs handshakes.
+        .add_extension(x509.KeyUsage(not ca, no, no, no, no, ca, ca, no, no), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
+    )
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=False)
+    return builder.sign(issuer_key, hashes.SHA256())
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _write(path: Path, data: bytes, mode: int, made: list[Path]) -> None:
+    """Put `data` at `path`, where nothing may be yet, so that no crash leaves half of it.
+
+    The mode is set as the file is created, so nobody else can open a key even for a moment. The last step is a link
+    because, unlike a rename, it fails if another process was faster.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(part, path)
+        finally:
+            part.unlink()
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error}. Nothing was overwritten; mend this and run the command again, it goes on "
+            "where it stopped."
+        ) from error
+    made.append(path)

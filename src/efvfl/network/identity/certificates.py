@@ -1,0 +1,186 @@
+"""Who is who on the network: a participant's certificate and key, and their checks before any connection.
+
+A participant needs three files of what `efvfl certs` made: `ca.crt`, `NAME.crt` and `NAME.key`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509.oid import NameOID
+
+from efvfl.errors import ConfigError
+
+SERVER = "server"  # the one name that others connect to
+NEW_CA = "make new certificates for everyone in a new folder with `efvfl certs`"
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What a participant shows and what it trusts, all PEM."""
+
+    name: str
+    ca: bytes = field(repr=False)
+    certificate: bytes = field(repr=False)
+    key: bytes = field(repr=False)  # a log must never show it
+
+
+def load(folder: Path, name: str, *, now: datetime | None = None) -> Credentials:
+    """Read the three files of a name and refuse what a handshake would refuse, but say why."""
+    now = now or datetime.now(UTC)
+    check_name(name)
+    ca_path, certificate_path, key_path = folder / "ca.crt", folder / f"{name}.crt", folder / f"{name}.key"
+    again = f"delete {name}.crt and {name}.key where ca.key is kept and run `{command(folder, name)}` there"
+    try:
+        identity = Credentials(name, read(ca_path), read(certificate_path), read(key_path, secret=True))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{error.filename} is missing. Run `{command(folder, name)}` where ca.key is kept and bring ca.crt, "
+            f"{name}.crt and {name}.key here; if the key is lost, {again}."
+        ) from error
+    ca, certificate = parse(ca_path, identity.ca), parse(certificate_path, identity.certificate)
+
+    if spki(parse_key(key_path, identity.key).public_key()) != spki(certificate.public_key()):
+        raise ConfigError(
+            f"{key_path} is not the key of {certificate_path}. Bring both from the same place, or {again}."
+        )
+    try:
+        certificate.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
+        raise ConfigError(
+            f"{certificate_path} was not signed by {ca_path}. All participants need certificates of one CA: bring its "
+            f"ca.crt, or {again}."
+        ) from error
+    common = [str(part.value) for part in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    alternatives = other_names(certificate)
+    if common != [name] or x509.DNSName(name) not in alternatives:
+        raise ConfigError(
+            f"{certificate_path} is for {', '.join(common) or 'nobody'} (alternative names: "
+            f"{', '.join(str(each.value) for each in alternatives) or 'none'}), not for {name}. Both must say {name}: "
+            f"{again}."
+        )
+    check_dates(ca_path, ca, now, NEW_CA)
+    check_dates(certificate_path, certificate, now, again)
+    return identity
+
+
+def days_left(certificate: bytes, now: datetime | None = None) -> float:
+    """Days until a certificate (PEM) expires, negative afterwards."""
+    return (parse("the certificate", certificate).not_valid_after_utc - (now or datetime.now(UTC))) / timedelta(days=1)
+
+
+def expiry_warning(identity: Credentials, now: datetime | None = None, within: float = 30) -> str:
+    """What to tell the user about a certificate that expires `within` so many days; empty if there is nothing."""
+    now, name = now or datetime.now(UTC), identity.name
+    renew = f"where ca.key is kept, delete {name}.crt and {name}.key and run `efvfl certs` again"
+    # The CA comes first: once it is about to expire, renewing a single certificate does not help.
+    for what, pem, remedy in (("CA", identity.ca, NEW_CA), ("certificate", identity.certificate, renew)):
+        left, date = days_left(pem, now), _date(parse(f"the {what}", pem).not_valid_after_utc)
+        if left <= within:
+            return f"The {what} of {name!r} {'expires' if left > 0 else 'expired'} on {date}. To go on, {remedy}."
+    return ""
+
+
+def peer_name(auth_context: Mapping[str, Sequence[bytes]]) -> str | None:
+    """Who the other end of a gRPC call is, from `ServicerContext.auth_context()`; None if that is not certain."""
+    common = list(auth_context.get("x509_common_name", ()))
+    if len(common) != 1 or common[0] not in auth_context.get("x509_subject_alternative_name", ()):
+        return None
+    name = common[0].decode("ascii", "replace")
+    return name if NAME.fullmatch(name) else None
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that cannot be in a certificate, or is not a participant's."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} cannot be the name of a participant. Use at most 63 letters, digits, '-', '_' and '.', and "
+            "start with a letter or digit."
+        )
+    if name.lower() == "ca" or (name.lower() == SERVER and name != SERVER):
+        raise ConfigError(f"{name!r} cannot be a name: 'ca' is the authority, and 'server' has no capitals. Rename it.")
+
+
+def read(path: Path, secret: bool = False) -> bytes:
+    """Return a file's bytes; a secret that others can read is refused."""
+    try:
+        with open(path, "rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if secret and mode & 0o077:
+                raise ConfigError(f"others than its owner can use the key {path} (mode {mode:03o}). {chmod(600, path)}")
+            return file.read()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error}. Check the path and who may read it.") from error
+
+
+def parse(path: Path | str, pem: bytes) -> x509.Certificate:
+    """Return a certificate."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+        # These are parsed when first used; what is broken shall be found here.
+        _ = certificate.subject, certificate.extensions, certificate.public_key()
+    except (ValueError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        raise ConfigError(f"{path} is not a certificate in PEM form: {error}. Bring or make it again.") from error
+    return certificate
+
+
+def parse_key(path: Path, pem: bytes) -> PrivateKeyTypes:
+    """Return a key."""
+    try:
+        return serialization.load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path} is not an unencrypted key in PEM form: {error}. Bring or make it again.") from error
+
+
+def spki(key: PublicKeyTypes) -> bytes:
+    """Return bytes by which two public keys can be compared."""
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def other_names(certificate: x509.Certificate) -> list[x509.GeneralName]:
+    """Return the names a certificate is good for besides its subject."""
+    try:
+        return list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    except x509.ExtensionNotFound:
+        return []
+
+
+def check_dates(path: Path, certificate: x509.Certificate, now: datetime, remedy: str) -> None:
+    """Refuse a certificate that is not valid now."""
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now < begin:
+        raise ConfigError(
+            f"{path} is not valid before {_date(begin)} and it is {_date(now)}. Set this machine's clock, or {remedy}."
+        )
+    if now > end:
+        raise ConfigError(f"{path} expired on {_date(end)} and it is {_date(now)}. To go on, {remedy}.")
+
+
+def _date(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def command(folder: Path, *names: str) -> str:
+    """Return the command that makes what is missing."""
+    return f"efvfl certs FILE.toml --out {shlex.quote(str(folder))}"
+
+
+def chmod(mode: int, path: Path) -> str:
+    """Return what to do about a file that others can use."""
+    return f"Run `chmod {mode} {shlex.quote(str(path))}`."

@@ -1,0 +1,1 @@
+"""How frames travel between organisations, and how none is lost."""

@@ -1,0 +1,166 @@
+"""A log of what was sent, on disk before it is sent, so that the *other* side can catch up after a crash.
+
+Entries have increasing numbers. They lie in segments; a new one begins at every checkpoint of the owner, and a
+segment goes when the peer's checkpoint has passed all its entries.
+
+A write reaches the kernel before the message leaves, so a killed process loses nothing. The disk itself is awaited
+(fsync) once a checkpoint, not once a message: an entry younger than the owner's checkpoint is computed again, bit for
+bit, from that checkpoint and the peer's log, so only entries older than it must survive a power failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from efvfl.errors import CheckpointError
+from efvfl.util.files import sync_folder
+
+_HEAD: Final = struct.Struct("<QQQI")  # number, the end before it, length, CRC-32 of these and the entry
+
+
+def _checksum(number: int, before: int, data: bytes) -> int:
+    return zlib.crc32(data, zlib.crc32(struct.pack("<QQQ", number, before, len(data))))
+
+
+class MessageLog:
+    """Numbered entries in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open a log, or begin one; an entry that a crash cut short is dropped."""
+        self.folder = folder
+        self._places: dict[int, tuple[Path, int, int]] = {}  # number: segment, offset, length
+        self._last: dict[Path, int] = {}  # number of each segment's last entry
+        self._unsettled: set[Path] = set()  # segments that may not have reached the disk
+        self._file: BinaryIO | None = None
+        self._path = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in sorted(folder.glob("*.log")):
+                self._scan(path)
+                self._unsettled.add(path)  # whoever wrote it may have been killed before it settled
+        except OSError as error:
+            raise CheckpointError(f"cannot open the log in {folder}: {error}.") from error
+
+    def _scan(self, path: Path) -> None:
+        """Note where a segment's entries lie."""
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            place = 0
+            while place + _HEAD.size <= size:
+                number, before, length, checksum = _HEAD.unpack(file.read(_HEAD.size))
+                if place + _HEAD.size + length > size:
+                    break
+                data = file.read(length)
+                if _checksum(number, before, data) != checksum or (self._places and before != self.end):
+                    break
+                self._places[number] = (path, place + _HEAD.size, length)
+                self._last[path] = number
+                place += _HEAD.size + length
+        if place < size:
+            os.truncate(path, place)
+
+    @property
+    def end(self) -> int:
+        """The number after the last entry; 0 for an empty log."""
+        return next(reversed(self._places)) + 1 if self._places else 0
+
+    @property
+    def start(self) -> int:
+        """The number of the first entry that is kept."""
+        return next(iter(self._places)) if self._places else 0
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._places
+
+    def append(self, number: int, data: bytes, gap: bool = False, durable: bool = False) -> bool:
+        """Write an entry; return False if it is there already, and refuse another one of the same number.
+
+        Numbers follow on each other, unless `gap` says that some were not for the owner. A `durable` one outlives a
+        power failure from now on.
+        """
+        if number in self._places:
+            if self.read(number) != data:
+                raise CheckpointError(
+                    f"message {number} came out otherwise than before the restart ({self.folder}): other hardware, "
+                    "library versions, thread counts or data? Restore them, or start anew in an empty folder."
+                )
+            return False
+        if number < self.end or (self._places and number > self.end and not gap):
+            raise CheckpointError(f"the log in {self.folder} ends at {self.end}, but entry {number} came.")
+        try:
+            if self._file is None:
+                self._path = self.folder / f"{number:012d}.log"
+                self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115
+                self._unsettled.add(self._path)
+            place = self._file.tell()
+        except OSError as error:
+            raise CheckpointError(f"cannot write the log {self._path}: {error}. Nothing was sent.") from error
+        try:
+            head = _HEAD.pack(number, self.end, len(data), _checksum(number, self.end, data))
+            written = self._file.write(head + data)
+            if written != _HEAD.size + len(data):
+                raise OSError(f"only {written} bytes fitted")
+            if durable:
+                os.fsync(self._file.fileno())
+                if place == 0:
+                    sync_folder(self.folder)
+        except OSError as error:
+            with contextlib.suppress(OSError):  # half an entry must not stand before the next one
+                self._file.seek(place)
+                self._file.truncate()
+            raise CheckpointError(f"cannot write the log {self._path}: {error}. Nothing was sent.") from error
+        self._places[number] = (self._path, place + _HEAD.size, len(data))
+        self._last[self._path] = number
+        return True
+
+    def read(self, number: int) -> bytes:
+        """Return an entry."""
+        if number not in self._places:
+            raise CheckpointError(
+                f"the log in {self.folder} keeps entries {self.start} to {self.end - 1}, but {number} is needed: a "
+                "participant's folder is older than its peers know it to be. Was it restored from a backup?"
+            )
+        path, place, length = self._places[number]
+        try:
+            with open(path, "rb") as file:
+                file.seek(place)
+                return file.read(length)
+        except OSError as error:
+            raise CheckpointError(f"cannot read the log {path}: {error}.") from error
+
+    def settle(self) -> None:
+        """Make every entry outlive a power failure, and begin a new segment with the next one."""
+        try:
+            for path in sorted(self._unsettled & {*self._last}):
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
+            if self._unsettled:
+                sync_folder(self.folder)
+        except OSError as error:
+            raise CheckpointError(f"cannot write the log in {self.folder}: {error}.") from error
+        self._unsettled.clear()
+        self.close()
+
+    def forget(self, below: int) -> None:
+        """Drop segments whose entries all have numbers below this one."""
+        for path, last in list(self._last.items()):
+            if last >= below or (self._file is not None and path == self._path):
+                return
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:  # it costs space, nothing else; without it there would be a hole
+                return
+            for number in [n for n in self._places if n <= last]:
+                del self._places[number]
+            del self._last[path]
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

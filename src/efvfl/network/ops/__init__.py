@@ -1,0 +1,1 @@
+"""What an operator sees: the audit log, the status line, locks, signals."""

@@ -1,0 +1,198 @@
+"""What left the building, and what came in: one JSON line for every frame, and the sums that `efvfl audit` prints."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.table import Table
+
+from efvfl.errors import CheckpointError, ConfigError, WireError
+from efvfl.network.align.messages import Word
+from efvfl.network.links.frame import PIECE, Frame, FrameKind
+from efvfl.network.links.socket_bytes import Sockets
+from efvfl.wire.message import Kind
+from efvfl.wire.packet import Reader, number
+
+FILE = "ledger.jsonl"
+EVERY = 1.0  # seconds between two looks at the sockets: what a connection carried after the last one is not counted
+
+CONTENTS = {
+    "begin": "a step's number: report on it",
+    "report": "the compressed change of a party's representation of the batch's rows",
+    "cotangent": "the derivative of the loss by a party's representation of the batch's rows",
+    "relay": "the other parties' reports as they came, the fusion model where it is sent, which rows are left out",
+    "aggregate": "the combined representation of the batch, the fusion model where it is sent, which rows are left out",
+    "sync": "what a party that was away has missed: its own surrogate as the server has it, others' where relayed",
+    "ready": "nothing: learnt, and waiting",
+    "hello": "name, shared settings, numbers of rows, salted digests of their ids' order and of the memory",
+    "welcome": "how many requests there have been",
+    "refuse": "why the other side is refused, as a text",
+    "ask": "which rows to represent exactly: a split and places, or ids",
+    "answer": "exact representations of rows, to evaluate or predict; outside the count of training bytes",
+    "ask-size": "nothing: how many shards are needed",
+    "answer-size": "that number, so about how many ids the party holds, and how many processes it has",
+    "ask-blinded": "the label holder's ids as points that look random without its key",
+    "answer-blinded": "these points under the party's key too, and its ids as points that look random without its key",
+    "ask-digests": "a salt",
+    "answer-digests": "salted digests of all the party's ids: who has the salt can test guesses",
+    "ask-order": "a salt",
+    "answer-order": "how many ids the party holds, and one salted digest of all of them in order",
+    "ask-rows": "the ids that all share and their splits; with align = 'none' the splits alone",
+    "answer-rows": "how many of them have come",
+    "ask-void": "why there is no list of shared rows",
+    "answer-void": "nothing",
+    "stop": "nothing: all is done",
+    "bye": "nothing: saved",
+}
+
+_ALIGN_WORDS = {bytes((word,)): word.name.lower() for word in Word}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One frame."""
+
+    time: float
+    peer: str
+    direction: Literal["in", "out"]
+    kind: str
+    number: int  # of the request or question
+    step: int | None
+    payload: int  # bytes of the message
+    frame: int  # bytes handed to gRPC: payload, numbers, checksum and piece marks
+    socket: int = 0  # in lines of their own: bytes on the socket since the last such line, TLS and HTTP/2 included
+
+
+class AuditLog:
+    """Writes the lines of one participant."""
+
+    def __init__(self, folder: Path) -> None:
+        """Append to the folder's file."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = open(folder / FILE, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+        except OSError as error:
+            raise CheckpointError(f"cannot write {folder / FILE}: {error}.") from error
+        self.totals: dict[str, int] = {"in": 0, "out": 0}
+        self._sockets: Sockets | None = None
+        self._counted = {"out": 0, "in": 0}
+        self._looked = 0.0
+
+    def watch(self, port: int) -> None:
+        """Count what goes over the sockets of a port, too."""
+        self._sockets = Sockets(port)
+
+    def tick(self) -> None:
+        """Count what went over the sockets, now and then: this is called often."""
+        if time.monotonic() - self._looked >= EVERY:
+            self.count()
+
+    def count(self) -> None:
+        """Put down what went over the sockets since the last time."""
+        self._looked = time.monotonic()
+        if self._sockets is None:
+            return
+        for direction, total in zip(("out", "in"), self._sockets.totals(), strict=True):
+            if more := total - self._counted[direction]:
+                self._counted[direction] = total
+                line = {"time": round(time.time(), 3), "peer": "", "direction": direction, "kind": "socket"}
+                self._write(line | {"number": 0, "step": None, "payload": 0, "frame": 0, "socket": more})
+
+    def wrote(self, peer: str, direction: str, frame: Frame) -> None:
+        """Put down a frame."""
+        size = len(frame.body) + 4 + 1 + len(number(frame.number)) + len(number(frame.durable))
+        size += max(1, -(-size // PIECE))
+        self.totals[direction] += size
+        kind, step = _kind_and_step(frame)
+        line = {"time": round(time.time(), 3), "peer": peer, "direction": direction, "kind": kind}
+        line |= {"number": frame.number, "step": step, "payload": len(frame.body), "frame": size}
+        self._write(line)
+        if frame.kind == FrameKind.BYE:  # a moment later the connection and its counts are gone
+            self.count()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise CheckpointError(f"cannot write the ledger: {error}.") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _kind_and_step(frame: Frame) -> tuple[str, int | None]:
+    if frame.kind in (FrameKind.REQUEST, FrameKind.REPLY):
+        try:
+            reader = Reader(frame.body[:16])
+            reader.take(3, "a message's start")
+            return Kind(reader.byte("its kind") >> 1).name.lower(), reader.number("its step")
+        except (WireError, ValueError):
+            return "unreadable", None
+    kind = frame.kind.name.lower()
+    if frame.kind in (FrameKind.ASK, FrameKind.ANSWER) and frame.body[:1] in _ALIGN_WORDS:
+        return f"{kind}-{_ALIGN_WORDS[frame.body[:1]]}", None
+    return kind, None
+
+
+def read(folder: Path) -> list[Line]:
+    """Read a participant's lines; one that a crash cut short is left out."""
+    path = folder / FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error}. Name a participant's folder.") from error
+    lines = []
+    for row in text.splitlines():
+        try:
+            table: dict[str, Any] = json.loads(row)
+            lines.append(Line(**table))
+        except (ValueError, TypeError):
+            continue
+    return lines
+
+
+def folders(run: Path) -> list[Path]:
+    """Return the participants' folders under a run, or the one that it is."""
+    if (run / FILE).exists():
+        return [run]
+    found = sorted(path.parent for path in run.glob(f"*/{FILE}"))
+    if not found:
+        raise ConfigError(f"there is no {FILE} in {run} or the folders in it: name a run of `efvfl serve` or `join`.")
+    return found
+
+
+def contents(lines: list[Line]) -> str:
+    """Return what each kind contains that occurs."""
+    kinds = sorted({line.kind for line in lines if not line.socket})
+    return "\n".join(f"  {kind}: {CONTENTS.get(kind, '?')}" for kind in kinds)
+
+
+def table(name: str, lines: list[Line]) -> Table:
+    """Return totals by direction and kind."""
+    sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    sockets: dict[str, int] = defaultdict(int)
+    for line in lines:
+        if line.socket:
+            sockets[line.direction] += line.socket
+            continue
+        entry = sums[line.direction, line.kind]
+        entry[0] += 1
+        entry[1] += line.payload
+        entry[2] += line.frame
+    out = Table(title=f"{name}: what was sent (out) and received (in)", title_justify="left")
+    for heading in ("", "kind", "frames", "payload bytes", "framed bytes", "bytes on the socket"):
+        out.add_column(heading, justify="right" if "bytes" in heading or heading == "frames" else "left")
+    for direction in ("out", "in"):
+        rows = sorted((kind, entry) for (d, kind), entry in sums.items() if d == direction)
+        for kind, (count, payload, frame) in rows:
+            out.add_row(direction, kind, f"{count:,}", f"{payload:,}", f"{frame:,}")
+        total = [sum(entry[i] for _, entry in rows) for i in range(3)]
+        on_socket = f"{sockets[direction]:,}" if sockets else "not counted"
+        out.add_row(direction, "total", *(f"{n:,}" for n in total), on_socket, end_section=True, style="bold")
+    return out

@@ -1,0 +1,1 @@
+"""A participant as a process: the label holder and the parties."""

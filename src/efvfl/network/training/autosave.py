@@ -1,0 +1,43 @@
+"""When a participant saves itself, and how it comes back to what it saved."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from efvfl.config.run_file import NetworkConfig
+from efvfl.errors import CheckpointError
+from efvfl.util import checkpoint
+
+CHECKPOINT = "checkpoint.safetensors"  # in a participant's folder
+
+
+class CheckpointPolicy:
+    """Says when a checkpoint is due: after so many steps or seconds, as the file says."""
+
+    def __init__(self, config: NetworkConfig | None = None) -> None:
+        """Count from now."""
+        self.config = config or NetworkConfig()
+        self._last = time.monotonic()
+
+    def due(self, steps: int) -> bool:
+        """Whether so many steps, or the time since the last checkpoint, are enough."""
+        return steps >= self.config.save_steps or time.monotonic() - self._last >= self.config.save_seconds
+
+    def done(self) -> None:
+        """Count from now on."""
+        self._last = time.monotonic()
+
+
+def load_own(path: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """Read a participant's own checkpoint, if it was made with the settings and rows it has now."""
+    state = checkpoint.load(path)
+    before = state.get("about", {})
+    if before != about:
+        changed = [key for key in about if before.get(key) != about[key]]
+        raise CheckpointError(
+            f"{path} was made with other settings or rows ({', '.join(changed)}): restore them, or start anew in an "
+            "empty folder together with the others."
+        )
+    return state

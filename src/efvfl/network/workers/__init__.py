@@ -1,0 +1,1 @@
+"""A party on several machines."""

@@ -1,0 +1,216 @@
+"""A run file becomes a federation: data, models, method and seeds put together."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from efvfl.core import losses
+from efvfl.models import mlp, vision
+from efvfl.core.block import Optimizer
+from efvfl.config.run_file import SGD_RATE, DataConfig, FusionConfig, ModelConfig, RunConfig
+from efvfl.data import Dataset, catalogue, digits, npz, npz_files
+from efvfl.data.npz import classes_of
+from efvfl.models.placement import place
+from efvfl.errors import ConfigError, nearest
+from efvfl.training.federate import federate, model_width
+from efvfl.core.losses import Loss
+from efvfl.training.measure import Split
+from efvfl.util.rng import derive
+from efvfl.training.federation import Federation
+
+if TYPE_CHECKING:
+    from efvfl.data.tables.encode import Encoder
+
+
+def load_data(config: RunConfig, folder: Path) -> Dataset:
+    """Return the rows a run asks for; relative paths start at `folder`."""
+    chosen = config.data
+    if has_tables(config):
+        return _joined(config, folder)
+    own = {party.name: folder / party.data.path for party in config.party if party.data}
+    if (own or chosen.name == "npz") and not chosen.path:
+        raise ConfigError("data.path is missing: the .npz file with the labels `y`, and the columns of parties in it.")
+    if own:
+        if len(own) != len(config.party):
+            absent = [party.name for party in config.party if not party.data]
+            raise ConfigError(f"some parties have a file of their own, so all need one. Without: {', '.join(absent)}.")
+        data = npz_files(folder / chosen.path, own, config.seed, (chosen.validation, chosen.test))
+    elif chosen.name == "npz":
+        data = npz(folder / chosen.path, config.seed, chosen.validation, chosen.test)
+    elif chosen.name == "digits":
+        data = digits(config.seed, chosen.validation, chosen.test)
+    else:
+        data = catalogue.load(chosen.name, config.seed, augment=chosen.augment)
+    return data.subset(chosen.subset, config.seed) if chosen.subset else data
+
+
+def has_tables(config: RunConfig) -> bool:
+    """Whether rows come from tables, not arrays."""
+    files = [party.data.path for party in config.party if party.data]
+    found = config.data.name == "table" or any(path and not path.endswith(".npz") for path in files)
+    if found and not config.party:
+        raise ConfigError("the data are tables, but there is no party: add a [[party]] with its name, path and id.")
+    if found and config.data.name not in ("table", DataConfig().name):
+        raise ConfigError(f"data.name = {config.data.name!r} came, but parties have tables: write 'table'.")
+    return found
+
+
+def _joined(config: RunConfig, folder: Path) -> Dataset:
+    from efvfl.data.tables import load  # late: it brings polars, which most runs do without
+
+    joined = load.join(config, folder)
+    names = list(joined.columns)
+    parts = {s: Split([joined.columns[name][s] for name in names], y) for s, y in joined.labels.items()}
+    classes = len(joined.classes.names) or classes_of(joined.labels["train"])
+    data = Dataset(
+        names,
+        parts["train"],
+        parts.get("validation"),
+        parts.get("test"),
+        classes,
+        ids=joined.ids,
+        encoders=joined.encoders,
+        class_names=joined.classes.names,
+    )
+    return data.subset(config.data.subset, config.seed) if config.data.subset else data
+
+
+def make_loss(config: RunConfig, labels: Tensor, classes: int) -> Loss:
+    """Return the loss, with the weights of the classes that the training rows have."""
+    loss = losses.lookup(config.loss)
+    if not config.class_weights:
+        return loss
+    loss.check(labels)
+    return losses.weighted(loss, losses.class_weights(config.class_weights, labels, max(classes, 2)))
+
+
+def make_optimizer(table: dict[str, Any]) -> Optimizer:
+    """Make an optimiser from `{ name, lr, ..., scheduler = { name, ... } }`.
+
+    SGD has the rate of a file without a table unless this one has its own; others have torch's.
+    """
+    options = dict(table)
+    given = options.pop("scheduler", {})
+    if not isinstance(given, dict) or (given and "name" not in given):
+        raise ConfigError(
+            f"optimizer.scheduler = {given!r} came; a table with a name is expected, such as "
+            "{ name = 'CosineAnnealingLR', T_max = 20 }."
+        )
+    scheduler = dict(given)
+    name = options.pop("name", "SGD")
+    if name == "SGD":
+        options.setdefault("lr", SGD_RATE)
+    return Optimizer(name, options, scheduler.pop("name", ""), scheduler)
+
+
+def model_config(config: RunConfig, name: str) -> ModelConfig:
+    """Return what a party's local model is to be."""
+    return config.of(name).model or config.model
+
+
+def private_seed(config: RunConfig, name: str = "") -> int:
+    """Return the seed of a party's, or the server's, initial parameters and noise: its own, or the shared one."""
+    own = (config.of(name) if name else config).private_seed
+    return config.seed if own is None else own
+
+
+def local_model(config: RunConfig, name: str, row: Tensor, encoder: Encoder | None = None) -> nn.Module:
+    """Return a party's model as it is before training, for columns of which `row` is one row."""
+    seed, chosen = derive(private_seed(config, name), "party", name, "init"), model_config(config, name)
+    model = mlp.seeded_model(seed, partial(_local_model, chosen, row, encoder))
+    return place(model, chosen.device, chosen.precision)
+
+
+def head_model(config: RunConfig, widths: Sequence[int], classes: int) -> nn.Module:
+    """Return the module after the combination, as it is before training."""
+    inputs = sum(widths) if config.fusion.combine == "concat" else widths[0]
+    outputs = 1 if config.loss in ("binary_cross_entropy", "mse", "huber") else classes
+    seed = derive(private_seed(config), "server", "init")
+    return mlp.seeded_model(seed, partial(_head, config.fusion, inputs, outputs))
+
+
+def _local_model(config: ModelConfig, row: Tensor, encoder: Encoder | None) -> nn.Module:
+    if ":" in config.name:
+        return mlp.imported(config.name, config.options)
+    if encoder is not None and config.name in ("mlp", "linear"):
+        from efvfl.models.tables import linear_model, table_model
+
+        if config.name == "linear":
+            return linear_model(encoder.layout, config.width)
+        return table_model(encoder.layout, config.width, config.hidden, config.activation, config.last)
+    if config.name == "mlp":
+        return mlp.mlp(row.numel(), config.width, config.hidden, config.activation, config.last)
+    if config.name in ("resnet18", "mvcnn"):
+        if row.dim() != 3:
+            raise ConfigError(f"{config.name} needs images, but a row of these columns has shape {tuple(row.shape)}.")
+        if config.name == "resnet18":
+            return vision.resnet18(row.shape[0], config.width, **config.options)
+        return vision.mvcnn((row.shape[0], row.shape[1], row.shape[2]), config.width, **config.options)
+    hint = nearest(config.name, ("mlp", "mvcnn", "resnet18") if encoder is None else ("linear", "mlp"))
+    raise ConfigError(f"there is no model {config.name!r}. {hint} Your own: 'package.module:attribute'.")
+
+
+def _head(config: FusionConfig, inputs: int, outputs: int) -> nn.Module:
+    if ":" in config.name:
+        return mlp.imported(config.name, config.options)
+    if config.name != "mlp":
+        raise ConfigError(f"there is no head {config.name!r}. Known: mlp, or your own as 'package.module:attribute'.")
+    return mlp.mlp(inputs, outputs, config.hidden, config.activation)
+
+
+def memory_folder(config: RunConfig, folder: Path | None) -> Path | None:
+    """Return where memories lie in files: in a participant's folder if it has one; None: they are in RAM."""
+    if config.memory == "ram":
+        return None
+    return Path(tempfile.gettempdir()) if folder is None else folder
+
+
+def make_federation(config: RunConfig, data: Dataset, folder: Path | None = None) -> Federation:
+    """Build a run in one process. Every initial parameter and every random draw comes from its seed, by name."""
+    for party in config.party:
+        if party.name not in data.names:
+            raise ConfigError(f"[[party]] name = {party.name!r} is not in the data. {nearest(party.name, data.names)}")
+    columns = dict(zip(data.names, data.train.features, strict=True))
+    locals_ = [local_model(config, name, x[0], data.encoders.get(name)) for name, x in columns.items()]
+    widths = [model_width(model, x, name)[0] for model, (name, x) in zip(locals_, columns.items(), strict=True)]
+    for name, width in zip(columns, widths, strict=True):
+        chosen = model_config(config, name)
+        if chosen.width not in (width, ModelConfig().width):  # left out, it is not a promise
+            raise ConfigError(
+                f"model.width = {chosen.width} came, but {chosen.name!r} of {name!r} returns {width} numbers for a "
+                "row: change one of the two."
+            )
+    head = head_model(config, widths, data.classes)
+
+    def rows(split: Split | None) -> tuple[dict[str, Any], Any] | None:
+        return None if split is None else (dict(zip(data.names, split.features, strict=True)), split.labels)
+
+    train = rows(data.train)
+    assert train is not None, "every data set has training rows"
+    return federate(
+        train[0],
+        train[1],
+        locals_,
+        head,
+        combine=config.fusion.combine,
+        loss=make_loss(config, data.train.labels, data.classes),
+        method=config.method.build(),
+        agreement=config.agreement,
+        protect=config.protect,
+        optimizer=make_optimizer(config.optimizer),
+        batch_size=config.batch_size,
+        batch_order=config.batch_order,
+        seed=config.seed,
+        private_seeds={name: private_seed(config, name) for name in ("", *data.names)},
+        validation=rows(data.validation),
+        test=rows(data.test),
+        label_holder=config.label_holder,
+        sources=data.sources,
+        mapped=memory_folder(config, folder),
+    )

@@ -1,0 +1,193 @@
+"""How well predictions fit: arrays in, plain numbers out, computed by scikit-learn where it has the function.
+
+What is not defined is NaN, without a warning: everything, if there are no rows or a label or prediction is NaN or
+infinite; AUC, average precision and KS, if only one class is present; R2 of fewer than two rows. A curve or table that
+is not defined is empty.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from efvfl.core import losses
+from efvfl.errors import DataError
+
+Floats = NDArray[np.float64]
+NAN = float("nan")
+BINS = 10  # of the calibration error
+POINTS = 200  # of a curve at most
+NEAR = 1e-3  # how far probabilities of all classes may be from 1 in sum
+
+
+def binary(y: ArrayLike, probability: ArrayLike) -> dict[str, float]:
+    """Return the metrics of a yes-or-no prediction: labels 0 and 1, and the probability of 1.
+
+    `ks` is the largest distance between the two classes' distributions of the probability, `calibration_error` the mean
+    distance between predicted and observed share over ten bins of equally many rows.
+    """
+    truth, p = _binary_input(y, probability)
+    names = ("auc", "average_precision", "ks", "log_loss", "brier", "accuracy", "calibration_error")
+    found = dict.fromkeys(names, NAN)
+    if not _measurable(truth, p):
+        return found
+    from sklearn.metrics import average_precision_score, log_loss, roc_auc_score, roc_curve
+
+    found["log_loss"] = float(log_loss(truth, p, labels=[0, 1]))
+    found["brier"] = float(np.mean((p - truth) ** 2))
+    found["accuracy"] = float(np.mean((p > 0.5) == (truth == 1)))
+    table = calibration(truth, p, BINS)
+    found["calibration_error"] = sum(abs(said - seen) * rows for said, seen, rows in table) / len(truth)
+    if _both_classes(truth):
+        found["auc"] = float(roc_auc_score(truth, p))
+        found["average_precision"] = float(average_precision_score(truth, p))
+        false_share, true_share, _ = roc_curve(truth, p)
+        found["ks"] = float(np.abs(true_share - false_share).max())
+    return found
+
+
+def calibration(y: ArrayLike, probability: ArrayLike, bins: int = BINS) -> list[tuple[float, float, int]]:
+    """Return (mean predicted, observed share, rows) for bins of equally many rows, from low to high probability.
+
+    Equal probabilities share a bin, so the table does not depend on the order of rows, and there may be fewer bins.
+    """
+    truth, p = _binary_input(y, probability)
+    if not _measurable(truth, p):
+        return []
+    first = np.searchsorted(np.sort(p), p)  # the rank of a row, the same for equal probabilities
+    bin_of = first * bins // len(p)
+    chosen = (bin_of == number for number in np.unique(bin_of))
+    return [(float(p[rows].mean()), float(truth[rows].mean()), int(rows.sum())) for rows in chosen]
+
+
+def roc(y: ArrayLike, probability: ArrayLike) -> tuple[Floats, Floats]:
+    """Return the ROC curve: shares of false and of true positives, both from 0 to 1, at most 200 points."""
+    truth, p = _binary_input(y, probability)
+    if not (_measurable(truth, p) and _both_classes(truth)):
+        return np.zeros(0), np.zeros(0)
+    from sklearn.metrics import roc_curve
+
+    false_share, true_share, _ = roc_curve(truth, p)
+    return _thinned(false_share), _thinned(true_share)
+
+
+def precision_recall(y: ArrayLike, probability: ArrayLike) -> tuple[Floats, Floats]:
+    """Return the precision-recall curve: recall from 0 to 1 and the precision there, at most 200 points."""
+    truth, p = _binary_input(y, probability)
+    if not (_measurable(truth, p) and _both_classes(truth)):
+        return np.zeros(0), np.zeros(0)
+    from sklearn.metrics import precision_recall_curve
+
+    precision, recall, _ = precision_recall_curve(truth, p)
+    return _thinned(recall[::-1]), _thinned(precision[::-1])
+
+
+def multiclass(y: ArrayLike, probabilities: ArrayLike) -> dict[str, float]:
+    """Return accuracy, log loss and AUC of a choice between classes 0, 1, ...: one column of probabilities for each.
+
+    The AUC is the mean over classes of one against the rest; classes that no row or every row has are left out.
+    """
+    truth, p = np.asarray(y, dtype=np.float64), np.asarray(probabilities, dtype=np.float64)
+    if truth.ndim != 1 or p.ndim != 2 or len(truth) != len(p) or p.shape[1] < 2:
+        raise DataError(
+            f"labels of shape {truth.shape} and probabilities of shape {p.shape} came, (rows,) and (rows, classes) "
+            "are expected, with two classes or more."
+        )
+    if not _measurable(truth, p):
+        return dict.fromkeys(("accuracy", "log_loss", "auc"), NAN)
+    _check_shares(p)
+    total = p.sum(axis=1, keepdims=True)
+    if np.abs(total - 1).max() > NEAR:
+        raise DataError(f"the probabilities of a row sum to {total[np.abs(total - 1).argmax(), 0]:g}, not to 1.")
+    highest = p.shape[1] - 1
+    classes = truth.astype(np.int64)
+    if (classes != truth).any() or classes.min() < 0 or classes.max() > highest:
+        raise DataError(f"labels {truth.min():g} to {truth.max():g} came, whole numbers 0 to {highest} are expected.")
+    from sklearn.metrics import log_loss
+
+    return {
+        "accuracy": float(np.mean(p.argmax(axis=1) == classes)),
+        "log_loss": float(log_loss(classes, p / total, labels=np.arange(highest + 1))),
+        "auc": _mean_auc(classes, p),
+    }
+
+
+def regression(y: ArrayLike, predicted: ArrayLike) -> dict[str, float]:
+    """Return root mean squared error, mean absolute error and R2 of predicted numbers."""
+    truth, guess = np.asarray(y, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
+    if truth.shape != guess.shape:
+        raise DataError(f"labels of shape {truth.shape} and predictions of shape {guess.shape} came: align them first.")
+    if not _measurable(truth, guess):
+        return dict.fromkeys(("rmse", "mae", "r2"), NAN)
+    from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
+
+    return {
+        "rmse": float(root_mean_squared_error(truth, guess)),
+        "mae": float(mean_absolute_error(truth, guess)),
+        "r2": float(r2_score(truth, guess)) if len(truth) > 1 else NAN,
+    }
+
+
+def of_loss(name: str, output: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return the metrics that suit a network trained with this loss, from its output as it is (logits).
+
+    Two classes are measured as yes or no, also with cross entropy; labels between 0 and 1 as numbers.
+    """
+    loss = losses.lookup(name)
+    values = output.detach().double()
+    truth: NDArray[Any] = labels.detach().cpu().numpy()
+    if loss.name == "cross_entropy":
+        shares = values.softmax(dim=1).cpu().numpy()
+        return binary(truth, shares[:, 1]) if shares.shape[1] == 2 else multiclass(truth, shares)
+    if values.shape != labels.shape:
+        values = values.reshape(labels.shape)
+    if loss.name != "binary_cross_entropy":
+        return regression(truth, values.cpu().numpy())
+    p = values.sigmoid().cpu().numpy()
+    return binary(truth, p) if np.isin(truth, (0, 1)).all() else regression(truth, p)
+
+
+def _binary_input(y: ArrayLike, probability: ArrayLike) -> tuple[Floats, Floats]:
+    """Check the shapes and ranges of labels and probabilities; what is NaN is left for the caller."""
+    truth, p = np.asarray(y, dtype=np.float64).reshape(-1), np.asarray(probability, dtype=np.float64).reshape(-1)
+    if len(truth) != len(p):
+        raise DataError(f"{len(truth):,} labels and {len(p):,} predictions came: one for each row is expected.")
+    strange = truth[np.isfinite(truth) & (truth != 0) & (truth != 1)]
+    if strange.size:
+        raise DataError(f"the label {strange[0]:g} came, 0 and 1 are expected.")
+    _check_shares(p)
+    return truth, p
+
+
+def _check_shares(p: Floats) -> None:
+    outside = p[np.isfinite(p) & ((p < 0) | (p > 1))]
+    if outside.size:
+        raise DataError(
+            f"the probability {outside[0]:g} came, a number between 0 and 1 is expected: is it an output before "
+            "sigmoid or softmax?"
+        )
+
+
+def _measurable(truth: Floats, predicted: Floats) -> bool:
+    return bool(truth.size and np.isfinite(truth).all() and np.isfinite(predicted).all())
+
+
+def _both_classes(truth: Floats) -> bool:
+    return bool(truth.min() != truth.max())
+
+
+def _mean_auc(classes: NDArray[np.int64], p: Floats) -> float:
+    from sklearn.metrics import roc_auc_score
+
+    chosen = [k for k in range(p.shape[1]) if 0 < int((classes == k).sum()) < len(classes)]
+    return float(np.mean([roc_auc_score(classes == k, p[:, k]) for k in chosen])) if chosen else NAN
+
+
+def _thinned(curve: Floats) -> Floats:
+    """Return the first point, the last and evenly chosen ones between them."""
+    if len(curve) <= POINTS:
+        return np.array(curve)
+    return curve[np.linspace(0, len(curve) - 1, POINTS).round().astype(np.int64)]

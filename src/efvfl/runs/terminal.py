@@ -1,0 +1,165 @@
+"""What people see in the terminal: progress bars and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+import numpy as np
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from efvfl.compress import REGISTRY, Compressor
+from efvfl.data import catalogue
+from efvfl.training.federation import Federation, Record
+
+
+def size(count: float) -> str:
+    """Return a number of bytes as people read it."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:,.2f} {unit}"
+    return f"{count:,.0f} B"
+
+
+def train_with_bar(
+    federation: Federation,
+    epochs: int,
+    console: Console,
+    title: str,
+    observe_every: int = 1,
+    gradient: bool = True,
+) -> Iterator[Record]:
+    """Train and yield records while a bar shows how far it is."""
+    columns = (
+        TextColumn("{task.description:<8}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("epochs"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(title, total=epochs, completed=federation.epoch, note="")
+        for record in federation.train(epochs, observe_every, gradient):
+            scores = record.validation or record.train
+            note = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
+            progress.update(task, completed=record.epoch, note=note)
+            yield record
+
+
+def comparison(runs: Mapping[str, Sequence[Record]]) -> Table:
+    """Return the last record of each run side by side; savings are against the first."""
+    table = Table(title="After training")
+    metric = next((m for m in next(iter(runs.values()))[-1].test if m != "loss"), "loss")
+    several = ("saved",) if len(runs) > 1 else ()
+    for heading in ("method", f"test {metric}", "bytes up", "bytes down", *several, "seconds"):
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    first = next(iter(runs.values()))[-1]
+    for name, records in runs.items():
+        last = records[-1]
+        factor = (first.bytes_up + first.bytes_down) / max(1, last.bytes_up + last.bytes_down)
+        score = last.test.get(metric, float("nan"))
+        shown = f"{100 * score:.1f} %" if metric == "accuracy" else f"{score:.4f}" if last.test else "no test rows"
+        saved = [f"{factor:.1f} x"] if several else []
+        table.add_row(name, shown, size(last.bytes_up), size(last.bytes_down), *saved, f"{last.seconds:.1f}")
+    return table
+
+
+def metric_table(scores: Mapping[str, Mapping[str, float]]) -> Table:
+    """Return how well a network predicts the rows of each split."""
+    table = Table("metric", title="How well it predicts")
+    for split in scores:
+        table.add_column(split, justify="right")
+    for name in dict.fromkeys(name for values in scores.values() for name in values):
+        table.add_row(name.replace("_", " "), *(f"{values[name]:.4f}" for values in scores.values()))
+    return table
+
+
+def ledger_table(record: Record) -> Table:
+    """Return what was sent, by direction, party and kind."""
+    table = Table(title="What was sent")
+    for heading in ("direction", "party", "kind", "bytes"):
+        table.add_column(heading, justify="right" if heading == "bytes" else "left")
+    for direction, parties in record.ledger.items():
+        for party, kinds in parties.items():
+            for kind, count in kinds.items():
+                table.add_row(direction, party, kind, f"{count:,}")
+    return table
+
+
+def list_data(console: Console) -> None:
+    """Print what data sets there are, and which are here."""
+    table = Table(title="Data sets")
+    for heading in ("name", "what", "download", "here"):
+        table.add_column(heading, justify="right" if heading == "download" else "left")
+    for status in map(catalogue.status, catalogue.names()):
+        place = "with the package" if status.where is None else str(status.where)
+        table.add_row(status.name, status.what, size(status.size), place if status.present else "no")
+    console.print(table, "Get one with `efvfl data get NAME`.")
+
+
+def get_data(name: str, console: Console) -> None:
+    """Get a data set while bars show how far it is."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                bars[what] = progress.add_task(what, total=total or None)
+            progress.update(bars[what], completed=done, total=total or None)
+
+        status = catalogue.get(name, show)
+    console.print(
+        f"{name} is {'part of the package' if status.where is None else f'at {status.where}'}.", soft_wrap=True
+    )
+
+
+# One example of each, at the settings people reach for first.
+EXAMPLES: dict[str, list[dict[str, object]]] = {
+    "cast": [{"to": "fp16"}, {"to": "bf16"}],
+    "identity": [{}],
+    "qsgd": [{"bits": 4}, {"bits": 2}, {"bits": 1}],
+    "randk": [{"ratio": 0.1}],
+    "sign": [{}],
+    "topk": [{"ratio": 0.1}, {"ratio": 0.01}, {"ratio": 0.1, "per": "row"}],
+    "topk_qsgd": [{"ratio": 0.1, "bits": 4}],
+}
+
+
+def compressor_table(shape: tuple[int, ...]) -> Table:
+    """Return every registered compressor with its knobs, alpha, and bytes measured on a Gaussian block."""
+    block = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    table = Table(title=f"Compressors on a Gaussian float32 block of {' x '.join(map(str, shape))}")
+    for heading in ("name", "knobs", "alpha", "bytes/entry", "paper", "error"):
+        table.add_column(heading, justify="left" if heading in ("name", "knobs") else "right", no_wrap=True)
+    for name in sorted(REGISTRY):
+        for knobs in EXAMPLES.get(name, [{}]):
+            compressor: Compressor = REGISTRY[name](**knobs)
+            packet = compressor.encode(block, 1)
+            count = len(packet.to_bytes())
+            after = np.asarray(compressor.read(packet), dtype=np.float64)
+            lost = ((after - block) ** 2).sum() / (block.astype(np.float64) ** 2).sum()
+            table.add_row(
+                name,
+                ", ".join(f"{k}={v}" for k, v in knobs.items()) or "-",
+                f"{compressor.alpha(shape):.3g}",
+                f"{count / prod(shape):.4f}",
+                f"{compressor.paper_bits(shape) / 8 / prod(shape):.4f}",
+                f"{lost:.2g}",
+            )
+    table.caption = (
+        "Measured on the whole packet, header included; paper: its formula. "
+        "error: |C(x) - x|^2 / |x|^2, at most 1 - alpha on average."
+    )
+    return table

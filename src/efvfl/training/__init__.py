@@ -1,0 +1,1 @@
+"""Training in one process: `federate`, the loop, records, and what they measure."""

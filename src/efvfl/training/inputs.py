@@ -1,0 +1,213 @@
+"""What people give to `federate` and `predict`: made into tensors by party, or refused with the right call.
+
+Tables may be tensors, numpy arrays, frames of pandas or polars, or lists. A tensor stays as it is. Of the others, whole
+numbers among the columns become float32, and so does every float but float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from efvfl.core.block import Optimizer
+from efvfl.core.methods import Agreement, Link, Method, check_together
+from efvfl.core.protection import Protection
+from efvfl.errors import ConfigError, nearest, shown, whole
+from efvfl.training.measure import Split
+
+Columns = Mapping[str, Any] | Sequence[Any]  # a table of numbers for each party
+Models = Sequence[nn.Module] | Mapping[str, nn.Module]
+
+
+def tensor(values: Any, what: str) -> Tensor:
+    """Return a table of numbers as a tensor."""
+    made: Tensor = values if isinstance(values, Tensor) else torch.from_numpy(_array(values, what))
+    if not made.dim():
+        raise ConfigError(f"the {what} are the one number {made.item()}: a row of them for each sample is expected.")
+    return made
+
+
+def _array(values: Any, what: str) -> np.ndarray[Any, Any]:
+    """Return numbers as an array that torch can share: native, contiguous and writeable."""
+    try:
+        array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"the {what} cannot be read as a table of numbers: {error}") from error
+    kinds = {"f": np.float64 if array.dtype.itemsize >= 8 else np.float32, "i": np.int64, "u": np.int64, "b": np.bool_}
+    if array.dtype.kind not in kinds:
+        raise ConfigError(
+            f"the {what} hold values of dtype {array.dtype}, numbers are expected: encode texts, dates and gaps first. "
+            "VerticalClassifier, VerticalRegressor and run files with tables do that for you."
+        )
+    return np.require(array, kinds[array.dtype.kind], ["C", "W"])
+
+
+def columns(features: Columns) -> dict[str, Tensor]:
+    """Return every party's columns by its name; without names they are party1, party2, ..."""
+    tables = features if isinstance(features, Mapping) else _numbered(features)
+    if not tables:
+        raise ConfigError("no parties came: give the columns of each, as [x1, x2] or {'bank': x1, 'telco': x2}.")
+    for name in tables:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"{shown(name)} came as the name of a party, a text that is not empty is expected.")
+    return {name: _numbers(table, f"columns of {name!r}") for name, table in tables.items()}
+
+
+def _numbered(features: Any, what: str = "features") -> dict[str, Any]:
+    one_table = isinstance(features, Tensor | np.ndarray) or hasattr(features, "to_numpy")
+    if one_table or isinstance(features, str) or not isinstance(features, Iterable):
+        raise ConfigError(
+            f"{what} = {shown(features)} came, but each party has a table of its own: give a list [x1, x2], or "
+            "{'bank': x1, 'telco': x2}; of one party [x]."
+        )
+    return {f"party{k}": x for k, x in enumerate(features, start=1)}
+
+
+def _numbers(table: Any, what: str, dtype: torch.dtype | None = None) -> Tensor:
+    """Return columns, converted to a dtype if they came as anything but a tensor."""
+    made = tensor(table, what)
+    if isinstance(table, Tensor):
+        return made
+    return made.to(dtype or (made.dtype if made.is_floating_point() else torch.float32))
+
+
+def targets(labels: Any, what: str = "labels") -> Tensor:
+    """Return labels: whole numbers as int64, all others as they are."""
+    made = tensor(labels, what)
+    whole_numbers = not (made.is_floating_point() or made.is_complex() or made.dtype == torch.bool)
+    return made.to(torch.int64) if whole_numbers else made
+
+
+def training_rows(features: Columns, labels: Any) -> tuple[list[str], Split]:
+    """Return the parties' names, and the rows to train on."""
+    named, target = columns(features), targets(labels)
+    if not len(target):
+        raise ConfigError("no labels came: at least one sample is needed.")
+    _check_lengths(named, len(target), "training")
+    return list(named), Split(list(named.values()), target)
+
+
+def held_out(pair: Any, names: list[str], train: Split, what: str) -> Split | None:
+    """Return rows that are not trained on, which must be like those that are; None: there are none."""
+    if pair is None:
+        return None
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise ConfigError(f"{what} = {shown(pair)} came, two things are expected: {what}=(features, labels).")
+    target = targets(pair[1], f"{what} labels")
+    if not len(target):
+        return None
+    named = rows_of(pair[0], names, train.features, what)
+    _check_lengths(named, len(target), what)
+    if target.shape[1:] != train.labels.shape[1:] or target.dtype != train.labels.dtype:
+        raise ConfigError(
+            f"the {what} labels are {target.dtype} of shape {tuple(target.shape)}, but those of training are "
+            f"{train.labels.dtype} of shape {tuple(train.labels.shape)}: both must be of one kind."
+        )
+    return Split(list(named.values()), target)
+
+
+def _check_lengths(named: Mapping[str, Tensor], rows: int, what: str) -> None:
+    for name, x in named.items():
+        if len(x) != rows:
+            raise ConfigError(f"{name!r} holds {len(x):,} {what} rows, but there are {rows:,} labels: align first.")
+
+
+def rows_of(features: Columns, names: list[str], like: Sequence[Tensor], what: str) -> dict[str, Tensor]:
+    """Return further rows of these parties, whose columns must be `like` those of training (unknown if empty)."""
+    tables = features if isinstance(features, Mapping) else _numbered(features, f"{what} features")
+    if isinstance(features, Mapping) and set(tables) != set(names):
+        raise ConfigError(f"the {what} rows are of parties {list(tables)}, but {names} are expected.")
+    if len(tables) != len(names):
+        raise ConfigError(f"the {what} rows are of {len(tables)} parties, but {len(names)} are expected: {names}.")
+    found = {}
+    ordered = [tables[name] for name in names] if isinstance(features, Mapping) else list(tables.values())
+    for place, (name, table) in enumerate(zip(names, ordered, strict=True)):
+        expected = like[place] if like else None
+        found[name] = x = _numbers(table, f"{what} columns of {name!r}", None if expected is None else expected.dtype)
+        if expected is not None and (x.shape[1:] != expected.shape[1:] or x.dtype != expected.dtype):
+            raise ConfigError(
+                f"the {what} columns of {name!r} are {x.dtype} of shape {tuple(x.shape)}, but (rows, "
+                f"{', '.join(map(str, expected.shape[1:]))}) of {expected.dtype} is expected, as in training."
+            )
+        check_finite(x, name, f" in the {what} rows")
+    return found
+
+
+def new_rows(features: Columns, names: list[str], like: Sequence[Tensor]) -> list[Tensor]:
+    """Return rows to predict, as many of every party."""
+    found = rows_of(features, names, like, "new")
+    counts = {name: len(x) for name, x in found.items()}
+    if len(set(counts.values())) > 1:
+        raise ConfigError(f"the parties hold {counts} new rows: the same rows of all, in one order, are expected.")
+    if not all(counts.values()):
+        raise ConfigError("no rows came to predict: at least one is expected.")
+    return list(found.values())
+
+
+def check_finite(x: Tensor, name: str, where: str = "") -> None:
+    """Refuse columns with gaps."""
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        raise ConfigError(f"the columns of {name!r}{where} hold NaN or infinity: fill or drop such rows first.")
+
+
+def modules(models: Any, names: list[str]) -> list[nn.Module]:
+    """Return the local models in the parties' order."""
+    if isinstance(models, Mapping | nn.ModuleDict):
+        if set(models) != set(names):
+            raise ConfigError(f"models of {list(models)} came, those of {names} are expected.")
+        models = [models[name] for name in names]
+    single = isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList)
+    if single or not isinstance(models, Iterable):
+        raise ConfigError(f"models = {shown(models)} came, a list is expected, one for each of {names}.")
+    found = list(models)
+    if len(found) != len(names):
+        raise ConfigError(f"{len(names)} parties need {len(names)} local models, but {len(found)} came.")
+    for name, model in zip(names, found, strict=True):
+        check_module(model, f"the local model of {name!r}")
+    return found
+
+
+def check_module(module: object, what: str) -> None:
+    """Refuse what torch cannot train."""
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"{shown(module)} came as {what}, a torch module is expected, such as nn.Linear(8, 2).")
+
+
+CALLS: dict[str, tuple[type, str]] = {
+    "method": (Method, "method=svfl(), method=cvfl(TopK(0.1)) or method=efvfl(TopK(0.1))"),
+    "agreement": (Agreement, "agreement=Agreement(labels='shared')"),
+    "protect": (Protection, "protect=Protection(clip=0.5)"),
+    "optimizer": (Optimizer, "optimizer=Optimizer('Adam', {'lr': 0.01})"),
+}
+
+
+def check_settings(**settings: object) -> None:
+    """Refuse a method, agreement, protection or optimiser that is something else; None is the default."""
+    for name, value in settings.items():
+        kind, call = CALLS[name]
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError(f"{name} = {shown(value)} came. Write {call}.")
+
+
+def check_method(method: Method, agreement: Agreement) -> None:
+    """Refuse parts of a method that the agreement has no use for, and the other way round."""
+    nothing_lost = agreement.fusion == "compress" and method.name == "svfl"  # so that methods can be compared
+    check_together(agreement, method.down != Link(), nothing_lost or method.fusion != Link())
+
+
+def seeds(seed: object, private: object, names: list[str]) -> dict[str, int]:
+    """Return the seed of every party, and of the server under ''."""
+    everyones = whole("seed", seed)
+    if not isinstance(private, Mapping | None):
+        raise ConfigError(f"private_seeds = {shown(private)} came, a dict is expected, such as {{'{names[0]}': 3}}.")
+    for name in private or {}:
+        if name not in ("", *names):
+            raise ConfigError(
+                f"private_seeds has {name!r}, which is not a party (nor '', the server). {nearest(str(name), names)}"
+            )
+    own = {name: whole(f"private_seeds[{name!r}]", value) for name, value in (private or {}).items()}
+    return {name: own.get(name, everyones) for name in ("", *names)}

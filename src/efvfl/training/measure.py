@@ -1,0 +1,131 @@
+"""What the paper plots: loss, gradient and distortion on *uncompressed* representations, and how well it predicts.
+
+This needs every party's data and model in one place, so it exists in one process only. Models are in evaluation mode
+and nothing is left changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from efvfl.compress import decode
+from efvfl.core.batches import ALL, Rows, take
+from efvfl.core.channel import Channel
+from efvfl.core.fusion import Fusion
+from efvfl.core.losses import Loss
+from efvfl.core.memory import ErrorFeedback
+
+CHUNK = 16384  # rows in memory at a time
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows of all parties, and their labels."""
+
+    features: Sequence[Tensor]  # one tensor for each party, same number of rows
+    labels: Tensor
+
+    def chunks(self) -> Iterator[tuple[list[Tensor], Tensor]]:
+        """Yield the rows a part at a time."""
+        for start in range(0, len(self.labels), CHUNK):
+            part = slice(start, start + CHUNK)
+            yield [x[part] for x in self.features], self.labels[part]
+
+
+@contextmanager
+def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put modules in evaluation mode, and every part of them back as it was."""
+    parts = [(part, part.training) for module in modules for part in module.modules()]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for part, training in parts:
+            part.training = training
+
+
+def predict(models: Sequence[nn.Module], fusion: Fusion, features: Sequence[Tensor]) -> Tensor:
+    """Return the network's output on uncompressed representations, shape (rows, outputs)."""
+    rows = len(features[0])
+    with torch.no_grad(), evaluating([*models, fusion]):
+        parts = (slice(start, start + CHUNK) for start in range(0, rows, CHUNK))
+        return torch.cat([fusion([m(x[part]) for m, x in zip(models, features, strict=True)]) for part in parts])
+
+
+def scores(output: Tensor, labels: Tensor, loss: Loss) -> dict[str, float]:
+    """Return the mean loss and the metric of an output."""
+    return {"loss": float(loss(output, labels)), loss.metric_name: loss.metric(output, labels)}
+
+
+def evaluate(models: Sequence[nn.Module], fusion: Fusion, split: Split, loss: Loss) -> dict[str, float]:
+    """Return the mean loss and the metric of a split."""
+    return scores(predict(models, fusion, split.features), split.labels, loss)
+
+
+@dataclass(frozen=True)
+class Slope:
+    """The full gradient of f, and what was computed on the way."""
+
+    gradient: list[Tensor]  # a tensor for every parameter of fusion model and parties
+    output: Tensor  # shape (rows, outputs)
+    representations: list[Tensor]  # exact, one tensor for each party
+
+
+def gradient(models: Sequence[nn.Module], fusion: Fusion, split: Split, loss: Loss) -> Slope:
+    """Return the full gradient of f on uncompressed representations."""
+    parameters = [p for module in (fusion, *models) for p in module.parameters() if p.requires_grad]
+    total = [torch.zeros_like(p) for p in parameters]
+    outputs, found = [], []
+    with evaluating([*models, fusion]):
+        for features, labels in split.chunks():
+            parts = [m(x) for m, x in zip(models, features, strict=True)]
+            found.append([h.detach() for h in parts])
+            output = fusion(parts)
+            outputs.append(output.detach())
+            share = loss(output, labels) * (len(labels) / len(split.labels))
+            for into, part in zip(total, torch.autograd.grad(share, parameters, allow_unused=True), strict=True):
+                if part is not None:
+                    into.add_(part)
+    return Slope(total, torch.cat(outputs), [torch.cat(parts) for parts in zip(*found, strict=True)])
+
+
+def squared_norm(tensors: Sequence[Tensor]) -> float:
+    """Return the sum of all squares, in double precision."""
+    return float(sum(t.cpu().double().square().sum() for t in tensors))
+
+
+def represent(model: nn.Module, features: Tensor) -> Tensor:
+    """Return the exact representation of all rows, shape (rows, width)."""
+    with torch.no_grad(), evaluating([model]):
+        return torch.cat([model(features[i : i + CHUNK]) for i in range(0, len(features), CHUNK)])
+
+
+def distortion(channel: Channel, h: Tensor, rows: Rows | None, step: int) -> float:
+    """Return D_k = |G_k - H_k(x_k)|^2 of one party, after its report on `step`.
+
+    If that report is still to come (`rows` says on which rows), it is tried out here and not sent. A party without
+    memory is measured on C(h) of all rows.
+    """
+    residual = channel.memory.residual(ALL, h)
+    before = residual
+    if isinstance(channel.memory, ErrorFeedback):
+        if rows is None:
+            return squared_norm([residual])
+        new = channel.memory.first_visits(rows)
+        before = residual if isinstance(rows, slice) else take(residual, rows)
+        if new is not None:  # rows that go out exactly: no error is left, and they are not compressed with the others
+            residual = residual.clone()
+            residual[torch.arange(len(h))[rows][new]] = 0
+            before = before[~new]
+    packet = channel.try_out(channel.compressor.at(step), before, step)
+    after = torch.from_numpy(decode(packet, before.numel()))
+    if isinstance(channel.memory, ErrorFeedback) and rows is not None:
+        after = channel.memory.change(rows, after)
+    rest = 0.0 if before is residual else squared_norm([residual]) - squared_norm([before])  # of rows not reported
+    return rest + squared_norm([after - before])

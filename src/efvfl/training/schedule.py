@@ -1,0 +1,33 @@
+"""After which steps a run is looked at, and how many steps are under way until then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The rhythm of a run. While it is looked at, nothing is under way."""
+
+    per_epoch: int  # steps
+    epochs: int
+    every: int  # epochs between two records
+    window: int = 1  # steps under way at a time; 2: parties report on the next one before the last is answered
+
+    @property
+    def steps(self) -> int:
+        """How many steps the run has."""
+        return self.epochs * self.per_epoch
+
+    def observed(self, step: int) -> bool:
+        """Whether a record follows a step."""
+        epoch, rest = divmod(step + 1, self.per_epoch)
+        return rest == 0 and (epoch % self.every == 0 or step + 1 == self.steps)
+
+    def hold(self, step: int) -> bool:
+        """Whether the answer to a step asks for no further report: the next one due comes after a record."""
+        return any(self.observed(step + ahead) for ahead in range(self.window))
+
+    def begins(self, step: int) -> int:
+        """Return how many steps begin at once where nothing is under way, this one included."""
+        return 1 if self.observed(step) else self.window

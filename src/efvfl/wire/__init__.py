@@ -1,0 +1,1 @@
+"""What travels: packets, messages, and a count of their bytes."""

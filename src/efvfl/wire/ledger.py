@@ -1,0 +1,48 @@
+"""What was really sent: bytes by direction, party and kind, counted as `len(message.to_bytes())`, every copy."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, Literal
+
+from efvfl.wire.message import Message
+from efvfl.wire.packet import length
+
+Direction = Literal["up", "down"]  # up: from a party to the server
+
+
+class Ledger:
+    """Counts messages. The fusion model's share of an answer, and a digest's of a report, are counted apart."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.bytes: dict[tuple[Direction, str, str], int] = defaultdict(int)
+
+    def record(self, direction: Direction, party: str, message: Message, size: int | None = None) -> None:
+        """Count a message that is sent to or by `party`; its size may be given."""
+        size = message.size if size is None else size
+        aside = sum(length(0) + packet.size for packet in message.packets.get(0, ()))
+        if aside:
+            self.bytes[direction, party, "digest" if direction == "up" else "fusion"] += aside
+        self.bytes[direction, party, message.kind.name.lower()] += size - aside
+
+    def total(self, direction: Direction, party: str | None = None) -> int:
+        """Return the bytes in one direction, of one party or of all."""
+        return sum(n for (d, p, _), n in self.bytes.items() if d == direction and party in (None, p))
+
+    def table(self) -> dict[str, dict[str, dict[str, int]]]:
+        """Return bytes as {direction: {party: {kind: bytes}}}, sorted."""
+        out: dict[str, dict[str, dict[str, int]]] = {}
+        for (direction, party, kind), count in sorted(self.bytes.items()):
+            out.setdefault(direction, {}).setdefault(party, {})[kind] = count
+        return out
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts."""
+        return {"bytes": [[*key, count] for key, count in sorted(self.bytes.items())]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from saved counts."""
+        self.bytes.clear()
+        for direction, party, kind, count in state["bytes"]:
+            self.bytes[direction, party, kind] = int(count)

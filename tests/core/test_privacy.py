@@ -1,0 +1,107 @@
+"""Private labels: what is sent holds neither labels nor fusion parameters, and still it learns."""
+
+from dataclasses import replace
+from statistics import mean
+
+import pytest
+import torch
+from leaks import Tap, find_leaks
+
+from efvfl import Federation, Message
+from efvfl.config.run_file import MethodConfig, RunConfig
+from efvfl.core.channel import send_exactly
+from efvfl.core.methods import Agreement
+from efvfl.data import digits
+from efvfl.runs.build import make_federation
+from efvfl.wire.message import Kind
+from efvfl.wire.packet import Packet
+
+COMPRESSOR = {"name": "topk", "ratio": 0.1}
+
+
+def federation(labels: str, seed: int = 0, epochs: int = 50, **method: object) -> Federation:
+    config = RunConfig(
+        seed=seed,
+        epochs=epochs,
+        method=MethodConfig("efvfl", COMPRESSOR, **method),  # type: ignore[arg-type]
+        agreement=Agreement(labels=labels),  # type: ignore[arg-type]
+        optimizer={"name": "SGD", "lr": 4.0},
+    )
+    return make_federation(config, digits(seed))
+
+
+def test_private_labels_learn_the_digits_as_well_as_shared_ones() -> None:
+    scores: dict[str, list[float]] = {"private": [], "shared": []}
+    for labels, results in scores.items():
+        for seed in range(5):
+            *_, last = federation(labels, seed).train(50, observe_every=50)
+            results.append(100 * last.test["accuracy"])
+    assert mean(scores["shared"]) > 90
+    assert mean(scores["private"]) >= mean(scores["shared"]) - 1
+
+
+@pytest.fixture(scope="module")
+def tapped() -> Tap:
+    run = federation("private")
+    tap = Tap(run)
+    *_, last = run.train(50, observe_every=50)
+    assert last.test["accuracy"] > 0.9
+    return tap
+
+
+def test_every_byte_is_accounted_for_by_a_declared_kind(tapped: Tap) -> None:
+    ledger = tapped.federation.ledger
+    assert sum(ledger.bytes.values()) == tapped.total() == ledger.total("up") + ledger.total("down")
+    by_kind: dict[tuple[str, str], int] = {}
+    for direction, kind, data in tapped.payloads:
+        by_kind[direction, kind] = by_kind.get((direction, kind), 0) + len(data)
+    counted: dict[tuple[str, str], int] = {}
+    for (direction, _, kind), n in ledger.bytes.items():
+        counted[direction, kind] = counted.get((direction, kind), 0) + n
+    assert counted == by_kind
+    assert set(by_kind) == {("down", "begin"), ("up", "report"), ("down", "cotangent"), ("up", "ready")}
+
+
+def test_nothing_that_was_sent_holds_labels_or_fusion_parameters(tapped: Tap) -> None:
+    assert len(tapped.payloads) > 1000
+    assert find_leaks(tapped) == []
+
+
+@pytest.mark.parametrize("secret", ["uint8", "int64", "float32", "fusion", "half a fusion"])
+def test_a_planted_leak_is_found(secret: str) -> None:
+    run = federation("private")
+    honest = run.server.answer.messages
+
+    def leaking(step: int, rows: object, replies: list[Message], combined: torch.Tensor, hold: bool) -> list[Message]:
+        messages = honest(step, rows, replies, combined, hold)  # type: ignore[arg-type]
+        if step != 7:
+            return messages
+        if secret.endswith("fusion"):
+            vector = run.server.block.vector()
+            body = send_exactly(vector[5:9] if secret.startswith("half") else vector)[0].body
+        else:
+            body = run.server.labels[rows].to(getattr(torch, secret)).numpy().tobytes()  # type: ignore[index]
+        packet = messages[0].packets[1][0]
+        # Hidden in the middle of a cotangent, at an odd place.
+        hidden = Packet(
+            packet.codec, packet.dtype, packet.shape, packet.body[:13] + body + packet.body[13 + len(body) :]
+        )
+        object.__setattr__(hidden, "decoded", torch.zeros(packet.shape).numpy())
+        return [replace(messages[0], packets={1: (hidden,)}), *messages[1:]]
+
+    run.server.answer.messages = leaking  # type: ignore[method-assign]
+    tap = Tap(run)
+    for _ in range(12):
+        run.step()
+    assert any(kind == Kind.COTANGENT.name.lower() for _, kind, _ in tap.payloads)
+    found = find_leaks(tap)
+    assert found
+    assert all(("fusion" in text) is secret.endswith("fusion") for text in found)
+
+
+def test_shared_labels_do_send_the_fusion_model_and_the_search_sees_it() -> None:
+    run = federation("shared")
+    tap = Tap(run)
+    for _ in range(5):
+        run.step()
+    assert any("fusion" in text for text in find_leaks(tap))

@@ -1,0 +1,301 @@
+"""Experiments as files, results as files, and sweeps that survive being killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from efvfl.cli.main import main
+from efvfl.errors import CompressionError, ConfigError
+from efvfl.experiments import experiment_file as sweeps
+from efvfl.experiments.experiment_file import Job, Sweep, changed, load, parse, tasks
+from efvfl.experiments.jobs import Result, run_all, run_job
+from efvfl.experiments.tables import (
+    Score,
+    collect,
+    communication,
+    differs,
+    markdown,
+    paper_scores,
+    rows_of,
+    score,
+    totals,
+)
+
+SMALL = """
+title = "Small"
+seeds = [0, 1]
+[base]
+epochs = 4
+batch_size = 300
+data = { name = "digits" }
+agreement = { labels = "shared" }
+optimizer = { lr = 4.0 }
+[[run]]
+name = "svfl"
+row = "SVFL"
+column = "uncompressed"
+method = { name = "svfl" }
+[[run]]
+name = "efvfl-qsgd-4"
+row = "EF-VFL"
+column = "qsgd b=4"
+method = { compressor = { name = "qsgd", bits = 4 } }
+optimizer = { momentum = 0.5 }
+[[figure]]
+name = "figure"
+left = "gradient"
+panels = [{ title = "all", runs = ["svfl", "efvfl-qsgd-4"] }]
+"""
+
+
+@pytest.fixture
+def small() -> Sweep:
+    return parse(SMALL, "small")
+
+
+@pytest.mark.parametrize("task", tasks())
+def test_every_experiment_that_comes_along_is_read(task: str) -> None:
+    plan = load(task)
+    keys = [job.key for job in plan.jobs()]
+    assert len(set(keys)) == len(keys) == len(plan.cells) * len(plan.seeds)
+    for cell in plan.cells:
+        cell.config.method.build()
+
+
+def test_table_2_is_covered() -> None:
+    for task in ("mnist", "modelnet10", "cifar100"):
+        plan = load(task)
+        cells = {(cell.row, cell.column) for cell in plan.cells}
+        assert len(plan.cells) == 13
+        assert cells == set(paper_scores(task))
+    assert [cell.config.optimizer["lr"] for cell in load("mnist").cells if cell.name.startswith("efvfl")] == [
+        4.0,
+        4.0,
+        16.0,
+        4.0,
+        16.0,
+        16.0,
+    ]
+
+
+def test_a_run_is_laid_over_the_base(small: Sweep) -> None:
+    svfl, efvfl = (cell.config for cell in small.cells)
+    assert svfl.method.name == "svfl"
+    assert efvfl.method.name == "efvfl"
+    assert efvfl.optimizer == {"lr": 4.0, "momentum": 0.5}
+    assert svfl.optimizer == {"lr": 4.0}
+    assert efvfl.epochs == 4
+
+
+def test_keys_tell_runs_apart_and_ignore_defaults(small: Sweep) -> None:
+    job = small.jobs()[0]
+    assert job.key == Job("other name", job.config).key
+    assert job.key != replace(job, config=replace(job.config, seed=7)).key
+    assert job.key != replace(job, config=replace(job.config, epochs=5)).key
+    assert changed(small, epochs=2, seeds=(3,), subset=100).jobs()[0].config.data.subset == 100
+    # fixed for good: committed results are found by these
+    assert load("mnist").jobs()[0].key == "8b201ef2b7ca1e39"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (SMALL.replace('left = "gradient"', 'left = "slope"'), "slope"),
+        (
+            SMALL.replace('runs = ["svfl", ', 'runs = ["svfll", '),
+            r"draws 'svfll', which is not a run\. Did you mean 'svfl'",
+        ),
+        (SMALL.replace('name = "efvfl-qsgd-4"', 'name = "svfl"'), "a name of its own"),
+        (SMALL.replace("batch_size", "batchsize"), r"run 'svfl': there is no key 'batchsize' here\. Did you mean"),
+        ("title = ", "is not TOML"),
+        ("title = 'x'", "needs runs"),
+    ],
+)
+def test_mistakes_in_experiments_are_answered(text: str, error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        parse(text, "small")
+
+
+def test_unknown_experiments_are_answered(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no experiment 'minst'\. Did you mean 'mnist'"):
+        load("minst")
+    with pytest.raises(ConfigError, match="cannot read"):
+        load(str(tmp_path / "none.toml"))
+    path = tmp_path / "mine.toml"
+    path.write_text(SMALL)
+    assert load(str(path)).name == "mine"
+
+
+def without_times(folder: Path) -> dict[str, str]:
+    out = {}
+    for path in sorted(folder.glob("*.json")):
+        table = json.loads(path.read_text())
+        table["columns"].pop("seconds")
+        out[path.name] = json.dumps(table)
+    return out
+
+
+def test_results_are_the_same_in_one_process_and_in_several(small: Sweep, tmp_path: Path) -> None:
+    small = changed(small, epochs=2)
+    for job in small.jobs():
+        run_job(job, tmp_path / "one")
+    heard: dict[str, int] = {}
+    run_all(small.jobs(), tmp_path / "many", workers=2, report=lambda job, epoch: heard.update({job.file: epoch}))
+    assert without_times(tmp_path / "one") == without_times(tmp_path / "many")
+    assert set(heard.values()) == {2}
+    assert len(heard) == 4
+    stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "many").iterdir()}
+    run_all(small.jobs(), tmp_path / "many")  # nothing is left to do
+    assert stamps == {p: p.stat().st_mtime_ns for p in (tmp_path / "many").iterdir()}
+
+
+def test_the_same_sweep_on_a_local_ray(small: Sweep, tmp_path: Path) -> None:
+    """In a process of its own: Ray starts many, and leaves them to its driver's end."""
+    file = tmp_path / "small.toml"
+    file.write_text(SMALL)
+    code = (
+        "import sys; from pathlib import Path; from efvfl import runner, sweep\n"
+        "jobs = sweep.changed(sweep.load(sys.argv[1]), epochs=2, seeds=(0,)).jobs()\n"
+        "done = []\n"
+        "runner.run_all(jobs, Path(sys.argv[2]), engine='ray', report=lambda job, epoch: done.append(epoch))\n"
+        "assert done == [2, 2], done\n"
+    )
+    command = [sys.executable, "-c", code, str(file), str(tmp_path / "ray")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for job in changed(small, epochs=2, seeds=(0,)).jobs():
+        run_job(job, tmp_path / "here")
+    assert without_times(tmp_path / "ray") == without_times(tmp_path / "here")
+
+
+def test_without_ray_the_engine_says_how_to_get_it(
+    small: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install efvfl\[ray\]"):
+        run_all(small.jobs(), tmp_path, engine="ray")
+
+
+def test_a_failing_run_stops_the_sweep_with_its_own_error(small: Sweep, tmp_path: Path) -> None:
+    jobs = changed(small, epochs=1, data="mnistt").jobs()
+    with pytest.raises(ConfigError, match=r"run 'svfl': .*Did you mean 'mnist'.*npz.*table"):
+        run_all(jobs, tmp_path, workers=1)
+
+
+def test_a_run_that_diverges_does_not_take_the_others_with_it(small: Sweep, tmp_path: Path) -> None:
+    first, *others = changed(small, epochs=2).jobs()
+    wild = replace(first, config=replace(first.config, optimizer={"name": "SGD", "lr": float("inf")}))
+    with pytest.raises(CompressionError, match=rf"1 of 4 runs diverged(?s:.)*{first.cell}, seed 0: .*only finite"):
+        run_all([wild, *others], tmp_path, workers=1)
+    assert {path.name for path in tmp_path.glob("*.json")} == {job.file for job in others}
+
+
+def test_killing_a_sweep_and_starting_it_again_changes_no_result(tmp_path: Path) -> None:
+    """kill -9 on every process of a sweep, several times, against a sweep that nobody disturbed."""
+    file = tmp_path / "small.toml"
+    file.write_text(SMALL.replace("epochs = 4", "epochs = 12"))
+    code = (
+        "import sys; from pathlib import Path; from efvfl import runner, sweep\n"
+        "runner.CHECKPOINT_SECONDS = 0.0\n"  # after every record
+        "for job in sweep.load(sys.argv[1]).jobs(): runner.run_job(job, Path(sys.argv[2]))\n"
+    )
+
+    def start(out: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", code, str(file), str(tmp_path / out)], start_new_session=True)
+
+    assert start("calm").wait(timeout=120) == 0
+    kills = 0
+    while True:
+        process = start("killed")
+        deadline = time.monotonic() + 120
+        parts, seen = tmp_path / "killed" / ".parts", set(without_times(tmp_path / "killed"))
+        while process.poll() is None and time.monotonic() < deadline:
+            # Kill as soon as something new is on disk: in the middle of a run, or between two.
+            new = {p.name for p in (tmp_path / "killed").glob("*.json")} - seen
+            if kills < 4 and (new or (parts.exists() and any(parts.iterdir()))):
+                time.sleep(0.05 * kills)
+                os.killpg(process.pid, signal.SIGKILL)
+                kills += 1
+                break
+            time.sleep(0.002)
+        if process.wait(timeout=120) == 0:
+            break
+    assert kills >= 3
+    assert without_times(tmp_path / "calm") == without_times(tmp_path / "killed")
+    assert len(without_times(tmp_path / "calm")) == 4
+    assert not any((tmp_path / "killed" / ".parts").iterdir())
+
+
+def test_reproduce_prints_a_table_and_writes_figures_and_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(SMALL)
+    out = tmp_path / "results"
+    arguments = [str(file), "--out", str(out), "--epochs", "2", "--seeds", "0"]
+    assert main(["figures", *arguments]) == 2
+    assert f"run `efvfl reproduce {file}` first" in capsys.readouterr().err
+    assert main(["reproduce", *arguments, "--workers", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "Small: test accuracy (%), mean ± std over 1 seed" in " ".join(printed.split())
+    made = {path.name for path in (out / "small").iterdir() if path.suffix != ".json"}
+    assert {f"small-figure-{axis}.{form}" for axis in ("paper", "sent") for form in ("svg", "png")} <= made
+    page = (out / "small" / "small.html").read_text()
+    assert page.count("<svg") == 2
+    assert "http" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    ).replace("https://matplotlib.org", "")
+    assert main(["figures", *arguments]) == 0
+    assert main(["reproduce", "list"]) == 0
+    assert "modelnet10" in capsys.readouterr().out
+
+
+def test_quick_works_offline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EFVFL_DATA", str(tmp_path / "nothing"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert main(["reproduce", "mnist", "--quick", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "MNIST: test accuracy" in " ".join(printed.split())
+    assert "paper" not in printed.split("Written")[0]  # digits are not MNIST: nothing to compare with
+    assert main(["reproduce", "mnist", "--out", str(tmp_path / "other")]) == 2
+    assert "efvfl data get mnist" in capsys.readouterr().err
+
+
+def test_tables(small: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def result(cell: str, accuracy: float) -> Result:
+        columns = {
+            "test_accuracy": [0.1, accuracy],
+            "bytes_up": [1e6, 2e6],
+            "bytes_down": [0, 4e6],
+            "paper_bits": [8, 8e6],
+            "gradient": [3.0, 1.0],
+        }
+        return Result(cell, {}, columns, {}, {})
+
+    results = {"svfl": [result("svfl", 0.90), result("svfl", 0.92)], "efvfl-qsgd-4": [result("efvfl-qsgd-4", 0.8)]}
+    assert str(score(results["svfl"])) == "91.0 ± 1.4"
+    assert score(results["efvfl-qsgd-4"]) == Score(80.0, 0.0, 1)
+    mine = replace(small, name="mnist")
+    headings, body = rows_of(mine, results)
+    assert headings == ["method", "", "uncompressed", "qsgd b=4"]
+    assert body[0] == ["SVFL", "ours", "91.0 ± 1.4*", ""]  # the paper has 91.6 ± 0.1
+    assert body[1] == ["", "paper", "91.6 ± 0.1", ""]
+    assert body[3][3] == "87.2 ± 0.4"
+    assert "*" not in str(rows_of(mine, results, comparable=False))
+    assert markdown(mine, results).splitlines()[1] == "| --- | --- | --- | --- |"
+    assert communication(mine, results)[1][0] == ["SVFL", "uncompressed", "2.00", "4.00", "1.00"]
+    assert totals(replace(mine, error=2.0), results)[1][0] == ["SVFL", "uncompressed", "2 of 2", "2", "2.00", "4.00"]
+    assert totals(replace(mine, error=1.9), results)[1][0] == ["SVFL", "uncompressed", "0 of 2", "", "", ""]
+    assert differs(Score(10, 0), Score(12.1, 1))
+    assert not differs(Score(10, 0), Score(11.9, 1))
+    assert collect(small, tmp_path) == {}
+    assert sweeps.FORMAT == 1

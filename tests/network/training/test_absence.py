@@ -1,0 +1,368 @@
+"""on_missing = "stale": training goes on with a missing party's last surrogate, and it rejoins when it is back."""
+
+import copy
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import network_case
+import pytest
+import torch
+from absence_case import run
+from stale_case import AWAY, SHARED, assert_equal_everywhere, memory_of, shared_config, stale_config
+from torch import Tensor, nn
+
+from efvfl.config.run_file import RunConfig
+from efvfl.core.batches import Batches
+from efvfl.core.block import Block, Optimizer
+from efvfl.core.channel import send_bytes, send_exactly
+from efvfl.core.party import Party
+from efvfl.core.server import Server
+from efvfl.core.shared_labels import SharedGuide
+from efvfl.errors import ConfigError, ProtocolError
+from efvfl.network.training import participant
+from efvfl.wire.message import Kind, Message
+from efvfl.wire.packet import Packet
+
+
+@pytest.mark.parametrize("leaves_at", [5, 6, 8])
+def test_training_goes_on_without_a_party_and_it_rejoins(tmp_path: Path, leaves_at: int) -> None:
+    serving, parties = run(tmp_path, stale_config(), leaves_at, back_at=15)
+    spans = [span for record in serving.records for span in record.absent.get(AWAY, [])]
+    assert spans, "the records say which steps went without whom"
+    assert all(set(record.absent) <= {AWAY} for record in serving.records)
+    assert spans[-1][1] >= 14  # it was away until step 15 at least
+    assert serving.server.step_number == 24
+    assert not serving.server.away
+    assert serving.records[-1].test, "the last record is of all parties again"
+    for k, (name, party) in enumerate(parties.items()):
+        assert torch.equal(memory_of(serving.server.channels[k]), memory_of(party.up)), name
+        assert party.step == 24
+    assert serving.records[-1].surrogate_loss < serving.records[0].surrogate_loss
+
+
+@pytest.mark.parametrize("case", SHARED)
+@pytest.mark.parametrize("leaves_at", [0, 5])
+def test_with_shared_labels_a_party_that_is_back_knows_what_it_missed(
+    tmp_path: Path, case: str, leaves_at: int
+) -> None:
+    serving, parties = run(tmp_path, shared_config(case), leaves_at, back_at=15)
+    server = serving.server
+    assert server.step_number == 24
+    assert not server.away
+    assert any(record.absent for record in serving.records)
+    losses = [record.surrogate_loss for record in serving.records]
+    assert math.isnan(losses[0]) == (leaves_at == 0)  # then no row of these epochs was known of all parties
+    known = [loss for loss in losses if not math.isnan(loss)]
+    assert known[-1] < known[0]
+    assert_equal_everywhere(server, parties)
+
+
+@pytest.mark.parametrize("case", ["relay, replicate", "aggregate, compress"])
+@pytest.mark.parametrize("dies_at", [(8,), (15, 16)])
+def test_the_server_may_die_while_a_party_is_away(tmp_path: Path, case: str, dies_at: tuple[int, ...]) -> None:
+    """Requests that are in its log are made again from the same replies, one with SYNC among them."""
+    calm, _ = run(tmp_path / "calm", shared_config(case), 7, back_at=15)
+    serving, parties = run(tmp_path / "killed", shared_config(case), 7, back_at=15, dies_at=dies_at)
+    assert serving.server.step_number == 24
+    assert_equal_everywhere(serving.server, parties)
+    assert [r.absent for r in serving.records] == [r.absent for r in calm.records]
+    assert [r.surrogate_loss for r in serving.records] == [r.surrogate_loss for r in calm.records]
+    assert serving.ledger.bytes == calm.ledger.bytes
+
+
+def one_away(config: RunConfig) -> tuple[Server, dict[str, Party], dict[str, Message]]:
+    """Take one step with all, and one party away from then on; return the others' reports on the next step."""
+    holding = participant.hold(config, Path(), "")
+    plan = participant.make_plan(config, holding)
+    server = participant.build_server(config, plan, holding)
+    parties = {
+        name: participant.build_party(config, plan, participant.hold(config, Path(), name), name)
+        for name in holding.names
+    }
+    messages = server.step({name: parties[name].handle(message) for name, message in server.begin().items()})
+    replies = {name: parties[name].handle(messages[name]) for name in parties if name != AWAY}
+    server.leave(AWAY)
+    return server, parties, replies
+
+
+@pytest.mark.parametrize(("downlink", "combine"), [("relay", "mean"), ("relay", "concat"), ("aggregate", "mean")])
+def test_with_shared_labels_parties_learn_from_the_known_rows_of_a_batch(downlink: str, combine: str) -> None:
+    """Against a gradient that knows nothing of messages: the loss of the known rows, the others' surrogates fixed."""
+    agreement = {"labels": "shared", "downlink": downlink}
+    config = stale_config(batch_order="independent", agreement=agreement, fusion={"combine": combine})
+    server, parties, replies = one_away(config)
+    head = copy.deepcopy(server.fusion)  # x0 before the server's own update
+    messages = server.step(replies)
+    rows, seen = server.batches.rows(1), server.batches.rows(0)
+    assert isinstance(rows, Tensor)
+    assert isinstance(seen, Tensor)
+    known = rows[torch.isin(rows, seen)]
+    assert 1 < len(known) < len(rows)
+    surrogates = [memory_of(channel)[known].clone() for channel in server.channels]
+    for name, message in messages.items():
+        k, party = list(parties).index(name), parties[name]
+        assert isinstance(party.features, Tensor)
+        twin = copy.deepcopy(party.block.module)
+        h = [twin(party.features[known]) if j == k else g for j, g in enumerate(surrogates)]
+        torch.nn.functional.cross_entropy(head(h), server.labels[known]).backward()
+        party.handle(message)
+        for mine, theirs in zip(party.block.module.parameters(), twin.parameters(), strict=True):
+            assert theirs.grad is not None
+            assert torch.allclose(mine, theirs - 0.5 * theirs.grad, atol=1e-6), name
+    expected = copy.deepcopy(head)
+    torch.nn.functional.cross_entropy(expected(surrogates), server.labels[known]).backward()
+    for mine, theirs in zip(server.fusion.parameters(), expected.parameters(), strict=True):
+        assert theirs.grad is not None
+        assert torch.allclose(mine, theirs - 0.5 * theirs.grad, atol=1e-6)
+
+
+@pytest.mark.parametrize("fusion", ["send", "replicate"])
+def test_a_batch_that_the_absent_party_never_reported_teaches_nothing(fusion: str) -> None:
+    config = stale_config(agreement={"labels": "shared", "fusion": fusion})
+    server, parties, replies = one_away(config)
+    blocks = [server.block, *(parties[name].block for name in replies)]
+    before = [block.vector() for block in blocks]
+    messages = server.step(replies)  # step 1 of the first epoch: other rows
+    for name, message in messages.items():
+        parties[name].handle(message)
+        guide = parties[name].guide
+        assert isinstance(guide, SharedGuide)
+        assert torch.equal(guide.hearer.block.vector(), server.block.vector())
+    for block, held in zip(blocks, before, strict=True):
+        assert torch.equal(block.vector(), held)
+
+
+def shared_party(stale: bool = True, **changes: object) -> Party:
+    changes = {"agreement": {"labels": "shared"}} | changes
+    config = stale_config(**changes) if stale else network_case.config(**changes)
+    held = participant.hold(config, Path(), AWAY)
+    return participant.build_party(config, participant.make_plan(config, held), held, AWAY)
+
+
+def packet_of(*shape: int) -> tuple[Packet, ...]:
+    return send_exactly(torch.zeros(shape))
+
+
+BITS = send_bytes(b"\xff" * 6)  # 48 rows
+WRONG_RELAYS: dict[str, tuple[dict[int, tuple[Packet, ...]], str]] = {
+    "its own block": ({2: packet_of(48, 4)}, "blocks .* came"),
+    "a block of nobody": ({7: packet_of(48, 4)}, "blocks .* came"),
+    "numbers for rows": ({6: packet_of(6)}, "rows that take part must come as one packet of bytes"),
+    "too few rows": ({6: send_bytes(b"123")}, "came with shape .3,., 6 bytes are expected"),
+    "a row too short": ({6: (replace(BITS[0], body=b"12345"),)}, "6 bytes are expected"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_RELAYS)
+def test_a_wrong_list_of_rows_is_refused_and_nothing_changes(case: str) -> None:
+    blocks, text = WRONG_RELAYS[case]
+    party = shared_party()
+    party.handle(Message(Kind.BEGIN, 0))
+    size = party.guide.hearer.block.size()  # type: ignore[attr-defined]
+    before = party.block.vector()
+    with pytest.raises(ProtocolError, match=text):
+        party.handle(Message(Kind.RELAY, 0, {0: packet_of(size)} | blocks))
+    assert torch.equal(party.block.vector(), before)
+    assert party.reporting
+
+
+@pytest.mark.parametrize("bits", [b"\x80" + bytes(5), b"\xff" * 6], ids=["one row", "all rows"])
+def test_a_list_of_one_row_or_of_all_is_refused(bits: bytes) -> None:
+    """A layer that normalises cannot work on one row, and all rows need no list."""
+    party = shared_party()
+    party.handle(Message(Kind.BEGIN, 0))
+    with pytest.raises(ProtocolError, match="of 48 rows are listed: neither one nor all of them ever are"):
+        party.handle(Message(Kind.RELAY, 0, {6: send_bytes(bits)}))
+
+
+def test_bits_beyond_the_batch_are_refused() -> None:
+    party = shared_party(batch_size=50)
+    count = party.batches.count(0)
+    party.handle(Message(Kind.BEGIN, 0))
+    with pytest.raises(ProtocolError, match=f"goes beyond the {count} rows"):
+        party.handle(Message(Kind.RELAY, 0, {6: send_bytes(b"\xff" * (count // 8 + 1))}))
+
+
+def test_nobody_may_be_missing_where_that_was_not_agreed_on() -> None:
+    party = shared_party(stale=False)
+    party.handle(Message(Kind.BEGIN, 0))
+    with pytest.raises(ProtocolError, match=r"blocks \[1, 3\] came, \[1, 3, 4\] and perhaps 0 are expected"):
+        party.handle(Message(Kind.RELAY, 0, {1: packet_of(48, 4), 3: packet_of(48, 4)}))
+
+
+WRONG_SYNCS: dict[str, tuple[dict[int, tuple[Packet, ...]], str]] = {
+    "no peers": ({2: packet_of(48, 4)}, r"blocks \[\] came, \[1, 3, 4\] and perhaps 0 are expected"),
+    "a fusion model": (
+        {0: packet_of(9)} | {j: packet_of(48, 4) for j in (1, 2, 3, 4)},
+        "the next step brings it",
+    ),
+    "too many rows": (
+        {1: packet_of(48, 4), 2: packet_of(48, 4), 3: packet_of(49, 4), 4: packet_of(48, 4)},
+        "as the server has it came with shape",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_SYNCS)
+def test_a_wrong_snapshot_is_refused_and_nothing_changes(case: str) -> None:
+    blocks, text = WRONG_SYNCS[case]
+    party = shared_party()
+    party.handle(Message(Kind.BEGIN, 0))
+    before = memory_of(party.up).clone()
+    with pytest.raises(ProtocolError, match=text):
+        party.handle(Message(Kind.SYNC, 1, blocks))
+    assert torch.equal(memory_of(party.up), before)
+    assert party.reporting
+
+
+def test_nobody_is_asked_twice_for_the_same_step() -> None:
+    """With surrogates of its choice a server would otherwise read off all of a representation."""
+    config = stale_config()
+    party = network_case.federation(config).parties[AWAY]
+    party.stale = True
+    party.handle(Message(Kind.SYNC, 0, {2: packet_of(48, 4)}, hold=True))  # away while it had nothing to report
+    party.handle(Message(Kind.BEGIN, 0))
+    with pytest.raises(ProtocolError, match=r"SYNC to step 0 .* is at step 0"):
+        party.handle(Message(Kind.SYNC, 0, {2: packet_of(48, 4)}, hold=True))
+
+
+class Spare(nn.Module):
+    """A head with a layer that never gets a gradient, so that its optimiser knows nothing of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.used(x)
+        return output
+
+
+def test_a_copy_that_never_learnt_takes_over_one_that_has() -> None:
+    adam = Optimizer("Adam", {"lr": 0.1, "weight_decay": 0.1})
+    server, party = Block(Spare(), adam), Block(Spare(), adam)
+    server.descend(server.module(torch.ones(2, 4)).sum())
+    assert server.learnt() == bytes([1, 1, 0, 0])
+    before = party.digest()
+    with pytest.raises(ProtocolError, match="a fusion model of 7 numbers came"):
+        party.take_over(torch.zeros(7, dtype=torch.float64), server.learnt())
+    assert party.digest() == before, "what was refused has left no trace"
+    assert party.learnt() == bytes(4)
+    party.take_over(server.exact_vector(), server.learnt())
+    assert party.digest() == server.digest()
+    for block in (server, party):
+        block.descend(block.module(torch.ones(2, 4)).square().sum())
+    assert party.digest() == server.digest()
+
+
+def test_the_rate_moves_as_in_the_steps_that_were_missed() -> None:
+    blocks = [
+        Block(nn.Linear(1, 1), Optimizer(scheduler="StepLR", scheduler_options={"step_size": 2}), 3) for _ in "ab"
+    ]
+    for start, stop in ((0, 0), (0, 2), (2, 9), (9, 10), (10, 31)):
+        for step in range(start, stop):
+            blocks[0].end_step(step)
+        blocks[1].end_steps(range(start, stop))
+        assert str(blocks[0].scheduler.state_dict()) == str(blocks[1].scheduler.state_dict())
+
+
+def test_a_large_fusion_model_fits_in_a_frame() -> None:
+    config = shared_config("relay, replicate")
+    plan = participant.make_plan(config, participant.hold(config, Path(), ""))
+    numbers = 10_000_000
+    assert participant.frame_limit(plan, numbers) > 3 * 8 * numbers + (64 << 20)  # with both moments of Adam
+
+
+def test_with_private_labels_a_snapshot_of_others_is_refused() -> None:
+    config = stale_config()
+    party = network_case.federation(config).parties[AWAY]
+    party.stale = True
+    with pytest.raises(ProtocolError, match="labels are private, and nothing was missed"):
+        party.handle(Message(Kind.SYNC, 0, {1: packet_of(0, 4), 2: packet_of(48, 4)}))
+
+
+def test_rows_that_were_touched() -> None:
+    batches = Batches(100, 10, seed=3)
+    rows = batches.touched(range(2, 5))
+    assert isinstance(rows, Tensor)
+    assert sorted(rows.tolist()) == sorted(r for step in range(2, 5) for r in batches.rows(step).tolist())  # type: ignore[union-attr]
+    assert isinstance(batches.touched(range(5, 15)), slice)
+    assert isinstance(batches.touched(range(1 << 24)), slice)
+    assert len(batches.touched(range(4, 4))) == 0  # type: ignore[arg-type]
+    assert isinstance(Batches(100).touched(range(1)), slice)
+
+
+def test_a_party_that_is_away_to_the_end_is_told_so(tmp_path: Path) -> None:
+    outputs = []
+    serving, parties = run(
+        tmp_path, stale_config(), 6, 24, lambda serving: outputs.append(serving.predict_split("test"))
+    )
+    assert serving.records[-1].absent[AWAY][-1][1] == 23
+    assert len(outputs[0]) == len(serving.holding.ids["test"])  # and it can be asked, with the model it has
+    assert parties[AWAY].step < 24
+
+
+def test_nobody_away_changes_nothing(tmp_path: Path) -> None:
+    serving, parties = run(tmp_path, stale_config(), leaves_at=-1, back_at=0)
+    calm = network_case.reference(
+        network_case.config(
+            epochs=8, observe_every=2, method={"name": "efvfl", "compressor": {"name": "topk", "ratio": 0.2}}
+        )
+    )
+    assert [r.surrogate_loss for r in serving.records] == [r["surrogate_loss"] for r in calm.records]
+    for name, party in parties.items():
+        for mine, other in zip(
+            party.block.module.parameters(), calm.parties[name]["block"]["module"].values(), strict=True
+        ):
+            assert torch.equal(mine, other)
+    assert not any(record.absent for record in serving.records)
+
+
+def test_rows_that_an_absent_party_never_reported_are_left_out() -> None:
+    """No silent zero block: the step is the one of a batch without those rows, and their cotangent is zero."""
+    config = stale_config()
+    server, parties, replies = one_away(config)
+    before = [p.detach().clone() for p in server.fusion.parameters()]
+    messages = server.step(replies)  # step 1 of the first epoch: other rows, which the absent party never reported
+    assert AWAY not in messages
+    assert all(torch.equal(a, b) for a, b in zip(before, server.fusion.parameters(), strict=True)), "nothing to learn"
+    for name, message in messages.items():
+        (packet,) = message.packets[list(parties).index(name) + 1]
+        assert not any(packet.body), "the cotangent of rows that are left out is zero"
+
+
+def test_a_half_known_batch_is_the_batch_of_its_known_rows() -> None:
+    config = stale_config(batch_order="independent")
+    server, parties, replies = one_away(config)
+    rows, seen = server.batches.rows(1), server.batches.rows(0)
+    assert isinstance(rows, Tensor)
+    assert isinstance(seen, Tensor)
+    known = torch.isin(rows, seen)
+    assert 0 < int(known.sum()) < len(rows)
+    messages = server.step(replies)
+    for name, message in messages.items():
+        k = list(parties).index(name)
+        from efvfl.compress import decode
+
+        cotangent = torch.from_numpy(decode(message.packets[k + 1][0]))
+        assert bool((cotangent[~known] == 0).all())
+        assert bool((cotangent[known] != 0).any(dim=1).all())
+
+
+def test_sync_is_only_for_those_who_agreed() -> None:
+    party = network_case.federation(network_case.config()).parties[AWAY]
+    with pytest.raises(ProtocolError, match="did not agree to go on after having been away"):
+        party.handle(Message(Kind.SYNC, 3, {2: ()}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": {"name": "cvfl", "compressor": {"name": "topk", "ratio": 0.1}}},
+        {"method": {"name": "efvfl", "compressor": {"name": "topk", "ratio": 0.1}, "start": "exact"}},
+    ],
+)
+def test_what_stale_needs(changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="on_missing = 'stale' needs"):
+        network_case.config(network={"on_missing": "stale"}, **changes)

@@ -1,0 +1,870 @@
+"""A participant that sends what it should not: it is refused with its own text, and the others notice nothing."""
+
+import builtins
+import contextlib
+import json
+import logging
+import pickle
+import queue
+import re
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from refusal_case import (  # noqa: F401
+    PATIENCE,
+    VICTIM,
+    WAITING,
+    Meeting,
+    Rogue,
+    close_logs,
+    goes_on,
+    make_member,
+    meeting,
+    same,
+    script,
+    settings,
+)
+from torch import Tensor
+
+from efvfl.config.run_file import LimitConfig
+from efvfl.errors import EfvflError, LimitError, LinkError, ProtocolError, RefusedError
+from efvfl.network.links.dialling import Dialler
+from efvfl.network.links.frame import MAX_WORDS, PIECE, Frame, FrameKind, words
+from efvfl.network.links.grpc import METHOD, dial, listen
+from efvfl.network.links.wire import Wire, memory_pair
+from efvfl.network.training.participant import CHUNK
+from efvfl.network.training.party_process import PartyProcess
+from efvfl.wire.message import Kind, Message
+from efvfl.wire.packet import DTYPES, Packet
+from efvfl.wire.packet import number as leb128
+
+# A federation in one process: the server in a thread, every member in a thread, and whoever disturbs them in the test.
+
+
+def said(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    """Wait until something is logged: a link is closed before that is told."""
+    end = time.monotonic() + 10
+    while not any(re.search(text, message) for message in caplog.messages):
+        assert time.monotonic() < end, f"{text!r} is not in {caplog.messages}"
+        time.sleep(0.01)
+
+
+def links() -> int:
+    """How many threads read from links."""
+    return sum(thread.name == "efvfl-link" for thread in threading.enumerate())
+
+
+def test_a_calm_meeting_equals_one_process(meeting: Meeting) -> None:
+    meeting.join(VICTIM)
+    meeting.finish()
+
+
+# What a party may send wrongly, each as a change of the right reply, and the words that refuse it.
+
+
+def altered(**changes: Any) -> Callable[[Message], bytes]:
+    return lambda message: replace(message, **changes).to_bytes()
+
+
+def packet(**changes: Any) -> Callable[[Message], bytes]:
+    """The report with its packet changed."""
+    return lambda message: replace(message, packets={1: (replace(message.packets[1][0], **changes),)}).to_bytes()
+
+
+def exactly(value: float, dtype: int = 0, shape: tuple[int, ...] = (64, 16)) -> Callable[[Message], bytes]:
+    """The report as plain numbers, all the same."""
+    body = np.full(shape, value, DTYPES[dtype]).tobytes()
+    return lambda message: replace(message, packets={1: (Packet(0, DTYPES[dtype], shape, body),)}).to_bytes()
+
+
+def huge(message: Message) -> bytes:
+    """A header whose shape no machine holds; all before it is as it should be."""
+    return message.to_bytes()[:6] + bytes((1, 0, 2)) + leb128(1 << 30) + leb128(1 << 30) + leb128(0)
+
+
+DIGEST = Packet(0, DTYPES[2], (8,), b"12345678")
+
+REPLIES: dict[str, tuple[Callable[[Message], bytes], str]] = {
+    "a later step": (altered(step=7), "top-left sent REPORT for step 7 .* REPORT on step 2 with block 1 is expected"),
+    "an earlier step": (altered(step=1), "top-left sent REPORT for step 1 with blocks .* on step 2 .* expected"),
+    "READY too early": (lambda m: Message(Kind.READY, m.step).to_bytes(), "top-left sent READY for step 2 .* REPORT"),
+    "the server's kind": (altered(kind=Kind.COTANGENT), "top-left sent COTANGENT for step 2 .* its REPORT"),
+    "BEGIN": (altered(kind=Kind.BEGIN), "top-left sent BEGIN for step 2 .* its REPORT"),
+    "the block of another": (lambda m: replace(m, packets={2: m.packets[1]}).to_bytes(), r"top-left .* blocks \[2\]"),
+    "a block too many": (
+        lambda m: replace(m, packets={1: m.packets[1], 2: m.packets[1]}).to_bytes(),
+        r"top-left sent REPORT for step 2 with blocks \[1, 2\], but .* block 1 is expected",
+    ),
+    "no block": (altered(packets={}), r"top-left sent REPORT for step 2 with blocks \[\]"),
+    "a digest that is not due": (
+        lambda m: replace(m, packets={0: (DIGEST,), 1: m.packets[1]}).to_bytes(),
+        "block 0 with its report, but no digest of a fusion model is due",
+    ),
+    "two packets": (lambda m: replace(m, packets={1: m.packets[1] * 2}).to_bytes(), "in 2 packets, 1 is expected"),
+    "a row too few": (exactly(0.0, shape=(63, 16)), r"shape \(63, 16\) .* but \(64, 16\) .* are expected"),
+    "a wide row": (exactly(0.0, shape=(64, 17)), r"shape \(64, 17\) .* but \(64, 16\) .* are expected"),
+    "no dimensions": (exactly(0.0, shape=()), r"shape \(\) .* but \(64, 16\) .* are expected"),
+    "float64": (exactly(0.0, dtype=1), "dtype float64, but .* torch.float32 are expected"),
+    "bytes for numbers": (exactly(0, dtype=2), "dtype uint8, but .* torch.float32 are expected"),
+    "NaN": (exactly(float("nan")), "not finite"),
+    "infinity": (exactly(float("inf")), "not finite"),
+    "a body cut short": (lambda m: packet(body=m.packets[1][0].body[:-1])(m), "expected|cut short|left"),
+    "a body too long": (lambda m: packet(body=m.packets[1][0].body + b"\0")(m), "expected|follow"),
+    "an unknown codec": (packet(codec=200), "codec 200 came"),
+    "a huge shape": (packet(shape=(1 << 23, 1 << 24)), r"shape \(8388608, 16777216\) .* but \(64, 16\)"),
+    "a shape that no machine holds": (huge, r"shape \(1073741824, 1073741824\) came, which no machine holds"),
+    "a message cut short": (lambda m: m.to_bytes()[:-5], "cut short or altered"),
+    "half a header": (lambda m: m.to_bytes()[:3], "cut short or altered"),
+    "nothing": (lambda m: b"", "a message's first two bytes takes 2 bytes but 0 are left"),
+    "bytes at the end": (lambda m: m.to_bytes() + b"!", "1 bytes follow the end of the message"),
+    "another version": (lambda m: b"EF\x09" + m.to_bytes()[3:], "wire version 9 came, this efvfl speaks 1"),
+    "an unknown kind": (lambda m: b"EF\x01\xfe" + m.to_bytes()[4:], "message kind 127 came, but only 0 to . exist"),
+    "a pickle": (lambda m: pickle.dumps({"step": m.step}), "a message starts with b'EF'"),
+}
+
+
+@pytest.mark.parametrize("case", REPLIES)
+def test_a_wrong_reply_is_refused_and_the_right_party_goes_on(
+    meeting: Meeting, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoil, text = REPLIES[case]
+    rogue = Rogue(meeting)
+    reply = rogue.member.respond(rogue.play(FrameKind.REQUEST, after=2))
+    rogue.send(replace(reply, body=spoil(Message.from_bytes(reply.body))))
+    found = rogue.refused()
+    assert re.search(text, found)
+    assert f"refused {VICTIM}: {found}" in caplog.messages
+    meeting.join(VICTIM)
+    meeting.finish()
+
+
+def test_a_report_in_place_of_ready_is_refused(meeting: Meeting) -> None:
+    """The last step of an epoch: the party was told to hold."""
+    rogue = Rogue(meeting)
+    per_epoch = meeting.serving.plan.batches.per_epoch
+    reply = rogue.member.respond(rogue.play(FrameKind.REQUEST, after=per_epoch))
+    assert Message.from_bytes(reply.body).kind == Kind.READY
+    rogue.send(replace(reply, body=Message(Kind.REPORT, per_epoch).to_bytes()))
+    text = f"{VICTIM} sent REPORT for step {per_epoch}, but an empty READY for step {per_epoch} is expected"
+    assert text in rogue.refused()
+    meeting.join(VICTIM)
+    meeting.finish()
+
+
+DIGESTS: dict[str, tuple[tuple[Packet, ...], str]] = {
+    "none": ((), "the digest of top-left's fusion model, which is due now, must come as one packet"),
+    "two": ((DIGEST, DIGEST), "the digest of top-left's fusion model, which is due now, must come as one packet"),
+    "of numbers": (
+        (Packet(0, DTYPES[0], (2,), b"12345678"),),
+        "fusion model, which is due now, must come as one packet",
+    ),
+    "too long": (
+        (Packet(0, DTYPES[2], (9,), b"123456789"),),
+        r"top-left's fusion model, .* came with shape \(9,\), 8 bytes are expected",
+    ),
+    "too short": ((Packet(0, DTYPES[2], (8,), b"1234567"),), r"came with shape \(8,\), 8 bytes are expected"),
+}
+
+
+@pytest.mark.parametrize("case", DIGESTS)
+def test_a_wrong_digest_is_refused_and_the_right_party_goes_on(tmp_path: Path, case: str) -> None:
+    """Shared labels, where parties repeat the fusion model's updates and compare."""
+    packets, text = DIGESTS[case]
+    agreement = {"labels": "shared", "fusion": "replicate", "digest_every": 2}
+    meeting = Meeting(tmp_path, settings(agreement=agreement))
+    try:
+        meeting.start(*(name for name in meeting.requests.names if name != VICTIM))
+        rogue = Rogue(meeting)
+        reply = rogue.member.respond(rogue.play(FrameKind.REQUEST, after=2))
+        message = Message.from_bytes(reply.body)
+        assert set(message.packets) == {0, 1}
+        held = {block: held for block, held in {0: packets, 1: message.packets[1]}.items() if held}
+        rogue.send(replace(reply, body=replace(message, packets=held).to_bytes()))
+        assert re.search(text, rogue.refused())
+        meeting.join(VICTIM)
+        meeting.finish()
+    finally:
+        meeting.stop()
+
+
+ANSWERS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "nothing": (lambda b: b"", "sent an answer that is none"),
+    "junk": (lambda b: b"\x07junk", "sent an answer that is none"),
+    "a packet cut short": (lambda b: b[:-1], "cut short"),
+    "bytes at the end": (lambda b: b + b"!", "follow the end of the packet"),
+    "a row too few": (
+        lambda b: b"\0" + Packet(0, DTYPES[0], (1, 16), bytes(64)).to_bytes(),
+        r"representations came with shape \(1, 16\)",
+    ),
+    "a huge shape": (lambda b: b"\0" + Packet(0, DTYPES[0], (1 << 23, 1 << 24), b"").to_bytes(), "16777216"),
+    "float64": (lambda b: b"\0" + Packet(0, DTYPES[1], (1, 16), bytes(128)).to_bytes(), "dtype float64"),
+    "NaN": (lambda b: b[:-4] + np.float32("nan").tobytes(), "not finite"),
+    "an unknown codec": (lambda b: b"\0\xc8" + b[2:], "codec 200 came"),
+    "rows that all agreed on are not there": (lambda b: b"\x01I have none", "I have none"),
+}
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_a_wrong_answer_is_refused_and_the_right_party_goes_on(
+    meeting: Meeting, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoil, text = ANSWERS[case]
+    rogue = Rogue(meeting)
+    answer = rogue.member.respond(rogue.play(FrameKind.ASK))
+    rogue.send(replace(answer, body=spoil(answer.body)))
+    found = rogue.refused()
+    assert re.search(text, found)
+    assert f"refused {VICTIM}: {found}" in caplog.messages
+    meeting.join(VICTIM)
+    meeting.finish()
+
+
+FRAMES: dict[str, tuple[Frame, str]] = {
+    "a reply that nobody asked for": (Frame(FrameKind.REPLY, 9), "top-left sent reply 9, which nobody asked for"),
+    "a reply of the far future": (Frame(FrameKind.REPLY, (1 << 63) - 1), "top-left sent reply 9223372036854775807"),
+    "an answer that nobody asked for": (Frame(FrameKind.ANSWER, 1), "top-left sent answer 1, which nobody asked for"),
+    "STOP": (Frame(FrameKind.STOP, 3), "a party does not send STOP"),
+    "REQUEST": (Frame(FrameKind.REQUEST, 3, 0, Message(Kind.BEGIN, 0).to_bytes()), "a party does not send REQUEST"),
+    "ASK": (Frame(FrameKind.ASK, 1, 0, b'{"ids": ["1"]}'), "a party does not send ASK"),
+    "WELCOME": (words(FrameKind.WELCOME, {}), "a party does not send WELCOME"),
+    "REFUSE that is not JSON": (Frame(FrameKind.REFUSE, body=b"\xff\xfe"), "REFUSE is not JSON"),
+    "REFUSE that is no table": (Frame(FrameKind.REFUSE, body=b"[]"), "REFUSE holds a list, a table is expected"),
+    "REFUSE without an end": (Frame(FrameKind.REFUSE, body=b"[" * 100_000), "REFUSE is not JSON"),
+    "a long REFUSE": (Frame(FrameKind.REFUSE, body=b" " * (MAX_WORDS + 1)), "REFUSE of 1,048,577 bytes came"),
+}
+
+
+@pytest.mark.parametrize("case", FRAMES)
+def test_a_frame_that_does_not_belong_is_refused(meeting: Meeting, case: str, caplog: pytest.LogCaptureFixture) -> None:
+    frame, text = FRAMES[case]
+    rogue = Rogue(meeting)
+    rogue.play(FrameKind.REQUEST, after=2)
+    rogue.send(frame)
+    found = rogue.refused()
+    assert text in found
+    assert f"refused {VICTIM}: {found}" in caplog.messages
+    meeting.join(VICTIM)
+    meeting.finish()
+
+
+def test_a_refusal_by_a_party_is_shown_and_the_party_may_come_back(
+    meeting: Meeting, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "efvfl")
+    for text in ("my disk is full", ["nested"], None, {"a": [1]}):
+        rogue = Rogue(meeting)
+        rogue.play(FrameKind.REQUEST)
+        rogue.send(words(FrameKind.REFUSE, {"text": text}))
+        rogue.closed()
+        said(caplog, re.escape(f"{VICTIM} is gone: it refuses: {text}"))
+    rogue = Rogue(meeting)
+    rogue.play(FrameKind.REQUEST)
+    rogue.send(words(FrameKind.REFUSE, {"text": "one\x1b[2J\ntwo"}))
+    said(caplog, r"it refuses: one\?\[2J\?two$")
+    meeting.join(VICTIM)
+    meeting.finish()
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+@pytest.mark.parametrize("kind", ["HELLO name", "HELLO shared", "HELLO rows", "REFUSE"])
+def test_depth_that_can_be_read_but_not_printed(meeting: Meeting, kind: str) -> None:
+    """The limit of recursion lies somewhere below 1,000: go through it one by one where it must be."""
+    about = json.loads(meeting.members[VICTIM].hello().body)
+    for depth in (*range(900, 1000, 1), 10_000, 400_000):
+        rogue = Rogue(meeting)
+        if kind == "REFUSE":
+            rogue.greet()
+            rogue.send(Frame(FrameKind.REFUSE, body=b'{"text": ' + nested(depth).encode() + b"}"))
+        else:
+            key = kind.split()[1]
+            spoilt = {"name": "NAME"} if key == "name" else {"digest": ""} if key == "shared" else {}
+            table = json.dumps(about | spoilt | {key: "DEEP"}).replace('"DEEP"', nested(depth))
+            rogue.send(Frame(FrameKind.HELLO, body=table.encode()))
+        rogue.closed()
+    meeting.join(VICTIM)
+    meeting.finish()
+
+
+# Frames that do not parse: the link ends without a word.
+
+
+def corrupt(frame: Frame) -> bytes:
+    data = bytearray(frame.to_bytes())
+    data[len(data) // 2] ^= 4
+    return bytes(data)
+
+
+def coded(kind: int) -> bytes:
+    """A frame of any kind with the right checksum."""
+    data = Frame(FrameKind.REPLY).to_bytes()
+    return zlib.crc32(bytes((kind,)) + data[5:]).to_bytes(4, "little") + bytes((kind,)) + data[5:]
+
+
+UNREADABLE: dict[str, Callable[[Frame], bytes]] = {
+    "a bad checksum": corrupt,
+    "a frame cut short": lambda frame: frame.to_bytes()[:-1],
+    "kind 0": lambda frame: coded(0),
+    "kind 10": lambda frame: coded(10),
+    "kind 255": lambda frame: coded(255),
+    "nothing": lambda frame: b"",
+    "three bytes": lambda frame: b"abc",
+    "a checksum alone": lambda frame: bytes(4),
+    "a web request": lambda frame: b"GET / HTTP/1.1\r\nHost: server\r\n\r\n",
+    "a pickle": lambda frame: pickle.dumps(frame.body),
+}
+
+
+@pytest.mark.parametrize("welcome", [False, True])
+def test_what_is_no_frame_closes_the_link(meeting: Meeting, welcome: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "efvfl")
+    assert coded(FrameKind.REPLY) == Frame(FrameKind.REPLY).to_bytes()
+    for spoil in UNREADABLE.values():
+        rogue = Rogue(meeting)
+        if welcome:
+            rogue.greet()
+        rogue.send(spoil(rogue.member.hello()))
+        rogue.closed()
+        if welcome:
+            said(caplog, f"{VICTIM} is gone: .*(frame|checksum)")
+        caplog.clear()
+    meeting.join(VICTIM)
+    meeting.finish()
+
+
+# HELLO.
+
+
+def test_a_hello_of_wrong_types_is_refused(meeting: Meeting) -> None:
+    about: dict[str, Any] = json.loads(meeting.members[VICTIM].hello().body)
+    rows = about["rows"]
+    junk: list[Any] = [None, True, 7, -1.5, 1e308, "", "x" * 1000, [], [[]], {}, {"a": {"b": [None]}}, "\ud800"]
+    refusals: list[tuple[dict[str, Any], str]] = [
+        *(({**about, "name": value}, "is not a party of this federation; they are top-left, top-r") for value in junk),
+        ({k: v for k, v in about.items() if k != "name"}, "None is not a party of this federation"),
+        ({}, "None is not a party"),
+        *(
+            ({**about, "protocol": value}, "the server speaks protocol 1, top-left speaks")
+            for value in (*junk, "1")[2:]
+        ),
+        *(({**about, "digest": value}, "the shared part of the files differs: nothing it admits") for value in junk),
+        *(({**about, "digest": "", "shared": value}, "the shared part of the files differs") for value in junk),
+        ({**about, "digest": "", "shared": {**about["shared"], "seed": 4}}, "seed: the server has 3, top-left has 4"),
+        ({**about, "digest": "", "shared": {**about["shared"], "method": {}}}, "method.name: the server has 'efvfl'"),
+        *(({**about, "rows": value}, "top-left sent no table of its rows by split") for value in junk),
+        *(
+            ({**about, "rows": {**rows, "train": value}}, "top-left sent no count and digest of its train rows")
+            for value in junk
+        ),
+        *(
+            ({**about, "rows": {**rows, "train": [value, rows["train"][1]]}}, "the server holds 200 train rows, top-l")
+            for value in junk
+        ),
+        *(
+            ({**about, "rows": {**rows, "test": [rows["test"][0], value]}}, "not the same ids in the same order")
+            for value in junk
+        ),
+        *(({**about, "memory": value}, "do not remember the same of what was sent") for value in junk),
+    ]
+    for table, text in refusals:
+        rogue = Rogue(meeting)
+        rogue.send(Frame(FrameKind.HELLO, body=json.dumps(table).encode()))
+        assert text in rogue.refused()
+    meeting.join(VICTIM)
+    meeting.finish()
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"", "HELLO is not JSON"),
+        (b"\xff", "HELLO is not JSON"),
+        (b"{", "HELLO is not JSON"),
+        (b"[" * 500_000, "HELLO is not JSON"),
+        (b'{"name": ' + b"9" * 5000 + b"}", "HELLO is not JSON"),
+        (b'{"name": NaN}', "nan is not a party"),
+        (b'{"name": 1e999}', "inf is not a party"),
+        (b"[]", "HELLO holds a list, a table is expected"),
+        (b"null", "HELLO holds a NoneType, a table is expected"),
+        (b'{"name": "' + b"x" * (10 << 20) + b'"}', "HELLO of 10,485,772 bytes came, at most 1,048,576 are expected"),
+        (b'{"name": "' + b"x" * (1 << 19) + b'"}', "is not a party of this federation"),
+        (pickle.dumps({"name": VICTIM}), "HELLO is not JSON"),
+    ],
+)
+def test_a_hello_that_is_none_is_refused(meeting: Meeting, body: bytes, text: str) -> None:
+    rogue = Rogue(meeting)
+    rogue.send(Frame(FrameKind.HELLO, body=body))
+    assert text in rogue.refused()
+    meeting.join(VICTIM)
+    meeting.finish()
+
+
+def test_a_hello_of_a_thousand_keys_gets_a_short_refusal(meeting: Meeting, caplog: pytest.LogCaptureFixture) -> None:
+    about = json.loads(meeting.members[VICTIM].hello().body)
+    keys = {f"{i}\x1b[31m": 0 for i in range(40_000)}
+    for shared in (keys, {"\n" + "x" * 900_000: 0}):
+        rogue = Rogue(meeting)
+        rogue.send(words(FrameKind.HELLO, about | {"digest": "", "shared": shared}))
+        text = rogue.refused()  # which reads it: it must not be longer than what may come back
+        assert text.startswith("the shared part of the files differs")
+        assert len(text) < 10_000
+        assert max(map(len, caplog.messages)) < 10_000
+        assert all(message.isprintable() for message in caplog.messages)  # a terminal must not obey them
+    meeting.join(VICTIM)
+    meeting.finish()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FrameKind if kind != FrameKind.HELLO])
+def test_a_connection_starts_with_hello(meeting: Meeting, kind: FrameKind) -> None:
+    rogue = Rogue(meeting)
+    rogue.send(Frame(kind))
+    assert rogue.refused() == f"{kind.name} came, a connection starts with HELLO."
+    meeting.join(VICTIM)
+    meeting.finish()
+
+
+def test_who_never_says_hello_is_refused(meeting: Meeting) -> None:
+    meeting.requests.patience = replace(PATIENCE, hello=0.5)
+    assert Rogue(meeting).refused() == "no HELLO came within 0.5 seconds."
+    meeting.join(VICTIM)
+    meeting.finish()
+
+
+def test_a_party_whose_folder_is_older_than_the_logs_is_refused(tmp_path: Path) -> None:
+    """Restored from a backup, say: the server has forgotten what it would need to catch up."""
+    meeting = Meeting(tmp_path, settings(network={"save_steps": 1}))
+    try:
+        meeting.start(*(name for name in meeting.requests.names if name != VICTIM))
+        rogue = Rogue(meeting)
+        rogue.greet()
+        for _ in range(8):
+            rogue.send(rogue.member.respond(rogue.receive()))
+            rogue.member.save()
+        rogue.receive()
+        rogue.wire.close()
+        rogue.member = make_member(meeting.config, VICTIM, tmp_path / "backup")
+        rogue.wire = meeting.dial()
+        rogue.send(rogue.member.hello())
+        assert "backup" in rogue.refused()
+        meeting.join(VICTIM)
+        meeting.finish()
+    finally:
+        meeting.stop()
+
+
+# Repetitions and floods.
+
+
+def test_old_replies_and_repeated_hellos_change_nothing(meeting: Meeting) -> None:
+    rogue = Rogue(meeting)
+    replies = []
+    rogue.greet()
+    for _ in range(3):
+        replies.append(rogue.member.respond(rogue.receive()))
+        rogue.send(replies[-1])
+    request = rogue.receive()
+    assert request.number == 3
+    spoilt = [replace(old, body=b"junk") for old in replies]
+    for frame in (*replies, *spoilt, rogue.member.hello(), Frame(FrameKind.HELLO, body=b"junk"), *replies):
+        rogue.send(frame)
+    rogue.send(rogue.member.respond(request))
+    assert rogue.receive().number == 4  # it is still welcome
+    rogue.wire.close()
+    meeting.join(VICTIM)
+    meeting.finish()
+
+
+def test_an_old_reply_with_a_new_number_is_refused(meeting: Meeting) -> None:
+    rogue = Rogue(meeting)
+    rogue.greet()
+    replies = []
+    for _ in range(3):
+        replies.append(rogue.member.respond(rogue.receive()))
+        rogue.send(replies[-1])
+    assert rogue.receive().number == 3
+    rogue.send(replace(replies[1], number=3))
+    assert f"{VICTIM} sent REPORT for step 1 with blocks [1], but its REPORT on step 3" in rogue.refused()
+    meeting.join(VICTIM)
+    meeting.finish()
+
+
+@pytest.mark.parametrize("kind", [FrameKind.REPLY, FrameKind.HELLO, FrameKind.WELCOME, FrameKind.STOP, FrameKind.BYE])
+def test_a_flood_harms_nobody_and_leaves_no_thread(meeting: Meeting, kind: FrameKind) -> None:
+    rogue = Rogue(meeting)
+    rogue.play(FrameKind.REQUEST, after=2)
+    for _ in range(1000):
+        rogue.send(Frame(kind, 99 if kind == FrameKind.REPLY else 0, 0, b"flood"))
+    if kind == FrameKind.HELLO:
+        rogue.wire.close()  # repeated HELLOs are no harm, but a second party of that name would have to wait
+    else:
+        rogue.closed()
+    deadline = time.monotonic() + 10
+    while links() > len(meeting.requests.names) - 1:
+        assert time.monotonic() < deadline, "the flood's thread is still there"
+        time.sleep(0.01)
+    meeting.join(VICTIM)
+    meeting.finish()
+
+
+# What gRPC itself sees: sizes.
+
+
+@pytest.fixture
+def tight(meeting: Meeting) -> Iterator[str]:
+    """The address of the same server with little room for a frame."""
+    server, port = listen("127.0.0.1:0", None, 3 * PIECE, 4, meeting.requests.accept)
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+def test_an_oversized_frame_closes_the_link(meeting: Meeting, tight: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "efvfl")
+    rogue = Rogue(meeting, dial(tight, None, 3 * PIECE))
+    request = rogue.play(FrameKind.REQUEST, after=2)
+    rogue.send(Frame(FrameKind.REPLY, request.number, 0, bytes(4 * PIECE)))
+    rogue.closed()
+    said(caplog, f"{VICTIM} is gone: a frame of more than 3,145,728 bytes came, which nothing here can need.")
+    rogue.wire.close()
+    meeting.join(VICTIM, lambda: dial(tight, None, 3 * PIECE))
+    meeting.finish()
+
+
+MORE = b"\x01" + bytes(PIECE)  # more is announced, and never comes
+PIECES = {
+    "nothing": b"",
+    "an unknown mark": b"\x02abc",
+    "more after a short piece": b"\x01abc",
+    "a long piece": b"\x01" + bytes(PIECE + 1),
+    "a very long piece": b"\x00" + bytes(3 * PIECE),
+    "more that never comes": MORE,
+}
+
+
+@pytest.mark.parametrize("piece", PIECES.values(), ids=PIECES)
+def test_a_piece_that_is_not_ours_closes_the_link(meeting: Meeting, tight: str, piece: bytes) -> None:
+    meeting.requests.patience = replace(PATIENCE, hello=0.5 if piece == MORE else 10.0)
+    out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    out.put(piece)
+    with grpc.insecure_channel(tight) as channel:
+        call = channel.stream_stream(METHOD)(iter(out.get, None), timeout=20)
+        try:
+            texts = [Frame.from_bytes(data[1:]).words()["text"] for data in call]
+            assert texts == (["no HELLO came within 0.5 seconds."] if piece == MORE else [])
+        except grpc.RpcError:
+            assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # gRPC's own limit came first
+        out.put(None)
+    meeting.join(VICTIM, lambda: dial(tight, None, 3 * PIECE))
+    meeting.finish()
+
+
+def test_another_method_is_not_there(meeting: Meeting, tight: str) -> None:
+    with grpc.insecure_channel(tight) as channel, pytest.raises(grpc.RpcError) as caught:
+        list(channel.stream_stream("/efvfl.Federation/Other")(iter([b"x"]), timeout=20))
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    meeting.join(VICTIM)
+    meeting.finish()
+
+
+# The other direction: what a server may send wrongly to a party.
+
+
+def snapshot(member: PartyProcess) -> dict[str, Any]:
+    """Everything that a frame could change, files included."""
+    return {
+        "party": member.party.state_dict(),
+        "ledger": member.ledger.state_dict(),
+        "numbers": [member.handled, member.durable, member.rows_given, member.finished, member.message_log.end],
+        "files": {str(path): path.read_bytes() for path in sorted(member.folder.rglob("*")) if path.is_file()},
+    }
+
+
+def frozen(state: dict[str, Any]) -> Any:
+    """A copy that later changes do not reach."""
+    if isinstance(state, Tensor):
+        return state.detach().clone()
+    if isinstance(state, dict):
+        return {key: frozen(value) for key, value in state.items()}
+    return [frozen(value) for value in state] if isinstance(state, list | tuple) else state
+
+
+REQUESTS: dict[str, tuple[Callable[[Message], bytes], str]] = {
+    "a later step": (altered(step=9), "top-left is at step 1, but a message for step 9 came"),
+    "the first step": (altered(kind=Kind.BEGIN, step=0, packets={}), "top-left is at step 1, but a message for step 0"),
+    "BEGIN": (altered(kind=Kind.BEGIN, packets={}), "top-left waits for COTANGENT at step 1, but BEGIN came"),
+    "a party's kind": (altered(kind=Kind.REPORT), "top-left waits for COTANGENT at step 1, but REPORT came"),
+    "a return that was not agreed on": (
+        altered(kind=Kind.SYNC),
+        "SYNC to step 1 .* did not agree to go on after having",
+    ),
+    "shared labels": (altered(kind=Kind.RELAY), "top-left waits for COTANGENT at step 1, but RELAY came"),
+    "foreign blocks": (lambda m: replace(m, packets={2: m.packets[1]}).to_bytes(), r"blocks \[2\] came, only block 1"),
+    "more blocks": (
+        lambda m: replace(m, packets={0: (DIGEST,), 1: m.packets[1]}).to_bytes(),
+        r"blocks \[0, 1\] came, only block 1 is expected",
+    ),
+    "no blocks": (altered(packets={}), r"blocks \[\] came, only block 1 is expected"),
+    "two packets": (lambda m: replace(m, packets={1: m.packets[1] * 2}).to_bytes(), "in 2 packets, 1 is expected"),
+    "NaN": (exactly(float("nan")), "not finite"),
+    "infinity": (exactly(float("-inf")), "not finite"),
+    "a row too many": (exactly(0.0, shape=(65, 16)), r"shape \(65, 16\) .* but \(64, 16\) .* are expected"),
+    "float64": (exactly(0.0, dtype=1), "dtype float64, but .* torch.float32 are expected"),
+    "a huge shape": (packet(shape=(1 << 23, 1 << 24)), r"shape \(8388608, 16777216\) .* but \(64, 16\)"),
+    "an unknown codec": (packet(codec=200), "codec 200 came"),
+    "a message cut short": (lambda m: m.to_bytes()[:-5], "request 2 is not a message: .* cut short or altered"),
+    "nothing": (lambda m: b"", "request 2 is not a message"),
+    "a pickle": (lambda m: pickle.dumps(m.step), "request 2 is not a message: a message starts with b'EF'"),
+}
+
+
+@pytest.mark.parametrize("case", REQUESTS)
+def test_a_party_refuses_a_wrong_request_and_is_as_before(tmp_path: Path, script: list[Frame], case: str) -> None:
+    spoil, text = REQUESTS[case]
+    member = make_member(settings(), VICTIM, tmp_path / "member")
+    for frame in script[:2]:
+        member.respond(frame)
+    member.save()
+    before = frozen(snapshot(member))
+    with pytest.raises(ProtocolError, match=text):  # and not WireError: then it would only dial again
+        member.respond(replace(script[2], body=spoil(Message.from_bytes(script[2].body))))
+    assert same(frozen(snapshot(member)), before)
+    goes_on(member, script[2:])
+
+
+def test_a_party_refuses_frames_that_a_server_does_not_send(tmp_path: Path, script: list[Frame]) -> None:
+    member = make_member(settings(), VICTIM, tmp_path / "member")
+    for frame in script[:2]:
+        member.respond(frame)
+    member.save()
+    before = frozen(snapshot(member))
+    for kind in (FrameKind.HELLO, FrameKind.WELCOME, FrameKind.REPLY, FrameKind.ANSWER, FrameKind.BYE):
+        with pytest.raises(ProtocolError, match=f"a server does not send {kind.name} here"):
+            member.respond(Frame(kind, 2, 0, b"junk"))
+    for number in (3, 99, (1 << 63) - 1):
+        with pytest.raises(ProtocolError, match=f"request {number} came, but request 2 has not come yet"):
+            member.respond(replace(script[2], number=number))
+        with pytest.raises(ProtocolError, match=f"STOP after request {number} came, but 2 are handled here"):
+            member.respond(Frame(FrameKind.STOP, number))
+    assert same(frozen(snapshot(member)), before)
+    assert member.respond(replace(script[0], body=b"junk")).body == member.message_log.read(
+        0
+    )  # repeated: the same bytes
+    assert same(frozen(snapshot(member)), before)
+    goes_on(member, script[2:])
+
+
+QUESTIONS: dict[str, bytes] = {
+    "nothing": b"",
+    "no JSON": b"\xff\xfe",
+    "no end": b"[" * 100_000,
+    "a pickle": pickle.dumps({"split": "test", "start": 0, "stop": 1}),
+    "a list": b"[]",
+    "no keys": b"{}",
+    "a split by number": b'{"split": 1, "start": 0, "stop": 1}',
+    "places as texts": b'{"split": "test", "start": "0", "stop": "1"}',
+    "places as fractions": b'{"split": "test", "start": 0.0, "stop": 1.5}',
+    "a negative place": b'{"split": "test", "start": -1, "stop": 1}',
+    "no rows": b'{"split": "test", "start": 3, "stop": 3}',
+    "backwards": b'{"split": "test", "start": 3, "stop": 1}',
+    "too many rows": json.dumps({"split": "train", "start": 0, "stop": CHUNK + 1}).encode(),
+    "no ids": b'{"ids": []}',
+    "ids by number": b'{"ids": [1, 2]}',
+    "ids in ids": b'{"ids": [["test:1"]]}',
+    "too many ids": json.dumps({"ids": ["test:1"] * (CHUNK + 1)}).encode(),
+    "a long number": b'{"split": "test", "start": 0, "stop": ' + b"9" * 5000 + b"}",
+}
+
+
+@pytest.mark.parametrize("case", QUESTIONS)
+def test_a_party_refuses_a_question_that_is_none(tmp_path: Path, script: list[Frame], case: str) -> None:
+    member = make_member(settings(), VICTIM, tmp_path / "member")
+    before = frozen(snapshot(member))
+    with pytest.raises(ProtocolError, match=r"a question came that (is not JSON|nobody understands)") as caught:
+        member.respond(Frame(FrameKind.ASK, 1, 0, QUESTIONS[case]))
+    assert len(str(caught.value)) < 1000
+    assert same(frozen(snapshot(member)), before)
+
+
+@pytest.mark.parametrize(
+    ("question", "text"),
+    [
+        ({"split": "test", "start": 0, "stop": 270}, "top-left has no test rows up to 270."),
+        ({"split": "test", "start": 10**18, "stop": 10**18 + 1}, "top-left has no test rows"),
+        ({"split": "new", "start": 0, "stop": 1}, "top-left has no new rows up to 1."),
+        ({"split": "../../etc", "start": 0, "stop": 1}, "top-left has no ../../etc rows up to 1."),
+        ({"ids": ["test:0", "test:99999"]}, "top-left lacks 1 of 2 ids, such as 'test:99999'."),
+        ({"ids": ["\ud800", "x" * 5000]}, r"top-left lacks 2 of 2 ids, such as '\ud800'."),
+    ],
+)
+def test_a_question_about_rows_that_are_not_there_is_answered_so(tmp_path: Path, question: Any, text: str) -> None:
+    member = make_member(settings(), VICTIM, tmp_path / "member")
+    before = frozen(snapshot(member))
+    answer = member.respond(Frame(FrameKind.ASK, 1, 0, json.dumps(question).encode()))
+    assert answer.kind == FrameKind.ANSWER
+    assert answer.body[:1] == b"\x01"
+    assert text in answer.body[1:].decode()
+    assert len(answer.body) < 3000
+    member.rows_given -= len(question.get("ids", ()))  # that they are not there is an answer too, and counts
+    assert same(frozen(snapshot(member)), before)
+
+
+def ask(start: int, stop: int) -> Frame:
+    return Frame(FrameKind.ASK, 1, 0, json.dumps({"split": "test", "start": start, "stop": stop}).encode())
+
+
+def test_a_party_keeps_its_limits(tmp_path: Path, script: list[Frame]) -> None:
+    free = make_member(settings(), VICTIM, tmp_path / "free")
+    for frame in script[:2]:
+        free.respond(frame)
+    sent = free.ledger.total("up")
+
+    member = make_member(settings(), VICTIM, tmp_path / "bytes", LimitConfig(bytes=sent))
+    for frame in script[:2]:
+        member.respond(frame)
+    member.save()
+    numbers, ledger = (member.handled, member.message_log.end), member.ledger.state_dict()
+    for _ in range(2):  # asking again does not help
+        with pytest.raises(LimitError, match=f"the answer to request 2 would bring what top-left sent to .* {sent:,}"):
+            member.respond(script[2])
+        assert (member.handled, member.message_log.end) == numbers
+        assert member.ledger.state_dict() == ledger
+    again = make_member(settings(), VICTIM, tmp_path / "bytes")  # its owner allows more, and it goes on
+    goes_on(again, script[2:])
+
+    member = make_member(settings(), VICTIM, tmp_path / "steps", LimitConfig(steps=2))
+    for frame in script[:2]:
+        member.respond(frame)
+    before = frozen(snapshot(member))
+    with pytest.raises(LimitError, match="top-left takes part in 2 steps, as its own file says"):
+        member.respond(script[2])
+    assert same(frozen(snapshot(member)), before)
+
+
+def test_a_party_that_refuses_a_question_has_given_nothing(tmp_path: Path) -> None:
+    member = make_member(settings(), VICTIM, tmp_path / "rows", LimitConfig(rows=10))
+    member.respond(ask(0, 8))
+    before = frozen(snapshot(member))
+    with pytest.raises(LimitError, match="of 11 rows are asked for in all, and the file of top-left allows 10"):
+        member.respond(ask(0, 3))
+    assert same(frozen(snapshot(member)), before)
+    assert member.respond(ask(0, 2)).kind == FrameKind.ANSWER
+
+
+# A party on a wire, with a server in the test's own hands.
+
+
+class Stopped(Exception):
+    """The party dialled more often than it should."""
+
+
+def played(member: PartyProcess, *frames: Frame | bytes, dials: int = 1) -> tuple[BaseException, list[Frame]]:
+    """Let a party join a server that welcomes it and sends these frames; return how that ended and what it sent."""
+    heard: list[Frame] = []
+    wires: list[Wire] = []
+
+    def by() -> Wire:
+        if len(wires) == dials:
+            raise Stopped
+        near, far = memory_pair()
+        for frame in (words(FrameKind.WELCOME, {"number": 0}), *frames):
+            near.send(frame if isinstance(frame, bytes) else frame.to_bytes())
+        wires.append(near)
+        return far
+
+    joining = Dialler(member, by, replace(WAITING, tick=5.0, first=0.01))
+    with pytest.raises((EfvflError, Stopped)) as caught:
+        joining.run()
+    for wire in wires:
+        with contextlib.suppress(LinkError):
+            while True:
+                heard.append(Frame.from_bytes(wire.receive(1.0)))
+    return caught.value, heard
+
+
+@pytest.mark.parametrize("case", ["NaN", "foreign blocks", "a pickle", "a later step"])
+def test_a_party_says_why_it_refuses_a_request_and_leaves(tmp_path: Path, script: list[Frame], case: str) -> None:
+    spoil, text = REQUESTS[case]
+    member = make_member(settings(), VICTIM, tmp_path / "member")
+    bad = replace(script[2], body=spoil(Message.from_bytes(script[2].body)))
+    error, heard = played(member, *script[:2], bad)
+    assert isinstance(error, ProtocolError)  # and not Stopped: to dial again would bring the same
+    assert re.search(text, str(error))
+    assert [frame.kind.name for frame in heard] == ["HELLO", "REPLY", "REPLY", "REFUSE"]
+    assert heard[-1].words() == {"code": "wrong", "text": str(error)}
+
+
+@pytest.mark.parametrize("case", ["no end", "a list", "a pickle"])
+def test_a_party_says_why_it_refuses_a_question_and_leaves(tmp_path: Path, case: str) -> None:
+    error, heard = played(make_member(settings(), VICTIM, tmp_path), Frame(FrameKind.ASK, 1, 0, QUESTIONS[case]))
+    assert isinstance(error, ProtocolError)
+    assert [frame.kind.name for frame in heard] == ["HELLO", "REFUSE"]
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_party_dials_again_after_what_is_no_frame(tmp_path: Path, script: list[Frame], case: str) -> None:
+    member = make_member(settings(), VICTIM, tmp_path / "member")
+    error, heard = played(member, UNREADABLE[case](script[0]), dials=3)
+    assert isinstance(error, Stopped)
+    assert [frame.kind.name for frame in heard] == ["HELLO"] * 3
+    goes_on(member, script)
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ({"code": "wrong", "text": "go away"}, "the server refuses top-left: go away"),
+        ({"code": "wrong", "text": "x" * 5000}, "the server refuses top-left: " + "x" * 2000),
+        ({"code": ["busy"], "text": ["a", {}]}, "the server refuses top-left: ['a', {}]"),
+        ({}, "the server refuses top-left: None"),
+        ({"text": "one\x1b[2J\ntwo"}, "the server refuses top-left: one?[2J?two"),
+    ],
+)
+def test_a_party_that_is_refused_says_so(tmp_path: Path, table: dict[str, Any], text: str) -> None:
+    error, _ = played(make_member(settings(), VICTIM, tmp_path), words(FrameKind.REFUSE, table))
+    assert isinstance(error, RefusedError)
+    assert str(error) == text
+
+
+def test_a_refusal_that_cannot_be_printed(tmp_path: Path) -> None:
+    member = make_member(settings(), VICTIM, tmp_path)
+    for depth in (*range(900, 1000, 1), 100_000):
+        body = b'{"code": "wrong", "text": ' + nested(depth).encode() + b"}"
+        error, _ = played(member, Frame(FrameKind.REFUSE, body=body))
+        assert isinstance(error, RefusedError | Stopped)
+
+
+def test_nothing_that_came_is_evaluated_or_unpickled(
+    tmp_path: Path, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return (open, (str(tmp_path / "exploded"), "w"))
+
+    member = make_member(settings(), VICTIM, tmp_path / "member")
+    bomb, code = pickle.dumps(Bomb()), b"__import__('os').abort()"
+    used: list[str] = []
+    for owner, name in ((pickle, "loads"), (pickle, "load"), (torch, "load"), (builtins, "eval"), (builtins, "exec")):
+        monkeypatch.setattr(owner, name, lambda *_, name=name, **__: used.append(name))
+    for kind in FrameKind:
+        for body in (bomb, code, b"EF\x01\x04" + bomb, json.dumps({"name": bomb.hex(), "ids": ["eval(1)"]}).encode()):
+            rogue = Rogue(meeting)
+            rogue.send(Frame(kind, 0, 0, body))
+            rogue.closed()
+            if kind in (FrameKind.REQUEST, FrameKind.ASK):
+                with contextlib.suppress(ProtocolError):
+                    assert member.respond(Frame(kind, 0, 0, body)).body[:1] == b"\x01"
+    monkeypatch.undo()
+    assert used == []
+    assert not (tmp_path / "exploded").exists()
+    meeting.join(VICTIM)
+    meeting.finish()

@@ -1,0 +1,108 @@
+"""What the documents show works as shown."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from paths import ROOT
+
+from efvfl import TopK
+from efvfl.compress import REGISTRY, base, decode
+from efvfl.config.run_file import PartyConfig, RunConfig, read
+from efvfl.data import digits
+from efvfl.network.ops.audit_log import CONTENTS
+
+
+def blocks(file: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / file).read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_the_readmes_diff_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    (diff,) = blocks("README.md", "diff")
+    added = [line[1:] for line in diff.splitlines() if line[:1] in "+ "]
+    removed = [line[1:] for line in diff.splitlines() if line[:1] in "- "]
+    assert len([line for line in added if line.strip()]) <= 15
+    train = digits().train
+    for code, epochs in ((added, 60), (removed, 60)):
+        torch.manual_seed(0)
+        scope = {"quadrants": list(train.features), "labels": train.labels}
+        source = "\n".join(code).replace(f"epochs={epochs}", "epochs=2").replace(f"range({epochs})", "range(2)")
+        exec(compile(source, "README", "exec"), scope)
+    assert capsys.readouterr().out.startswith("1 {'loss':")
+
+
+def test_the_documented_run_files_are_read() -> None:
+    (example,) = blocks("README.md", "toml")
+    assert read(RunConfig, tomllib.loads(example), "README").epochs == 60
+    (whole,) = blocks("docs/run-files.md", "toml")
+    table = tomllib.loads(whole)
+    party = table.pop("party")
+    assert table.pop("private_seed") == 7  # TOML has no word for its default, none
+    config = read(RunConfig, table, "docs")
+    # Every key is documented, with its default. (An optimiser's empty scheduler says the same as none.)
+    config.optimizer.pop("scheduler")
+    assert config == RunConfig()
+    for name, value in vars(RunConfig()).items():
+        assert name in table or name in ("party", "private_seed"), f"{name} is not documented"
+        if hasattr(value, "__dataclass_fields__"):
+            assert set(table[name]) == set(value.__dataclass_fields__)
+    assert set(party[0]) == set(PartyConfig.__dataclass_fields__)
+    assert read(PartyConfig, party[0], "docs").name == "top-left"
+
+
+def test_the_documented_compressor_fulfils_the_contract() -> None:
+    (source,) = blocks("docs/adding-a-compressor.md", "python")
+    scope: dict[str, object] = {"__name__": "every_other"}
+    try:
+        exec(compile(source, "docs", "exec"), scope)
+        compressor = REGISTRY["every_other"]()
+        block = torch.randn(5, 3).numpy()
+        packets = [compressor.encode(block, key) for key in (0, 1)]
+        total = decode(packets[0]) + decode(packets[1])  # type: ignore[operator]
+        assert (total == block).all()
+        assert {len(p.body) for p in packets} == {1 + 4 * 8, 1 + 4 * 7}
+    finally:
+        REGISTRY.pop("every_other", None)
+        base._BY_CODE.pop(200, None)
+
+
+def test_the_documented_python_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (source,) = blocks("docs/python.md", "python")
+    scope: dict[str, object] = {}
+    exec(compile(source, "docs", "exec"), scope)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["1", "2", "3", "4", "5", "6"]
+    assert len(scope["predictions"]) == 5  # type: ignore[arg-type]
+
+
+def test_the_documented_theory_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (source,) = blocks("docs/theory.md", "python")
+    exec(compile(source, "docs", "exec"), {})
+    assert "Step(eta=" in capsys.readouterr().out
+
+
+def test_every_codec_is_in_the_wire_document() -> None:
+    text = (ROOT / "docs/wire.md").read_text(encoding="utf-8")
+    for name, cls in REGISTRY.items():
+        assert f"| {cls.code} | {name} |" in text
+    assert TopK.code == 1
+
+
+def test_what_the_audit_prints_is_in_the_protocol_document() -> None:
+    rows = re.findall(r"^\| ([\w, -]+) \| [A-Z, ]+ \| (.+) \|$", (ROOT / "docs/protocol.md").read_text(), re.M)
+    told = {kind: text for kinds, text in rows for kind in kinds.split(", ")}
+    kinds = {kind for kind in CONTENTS if not kind.startswith(("ask-", "answer-"))}
+    assert {kind: told.get(kind) for kind in kinds - {"stop", "bye"}} == {
+        k: CONTENTS[k] for k in kinds - {"stop", "bye"}
+    }
+
+
+def test_links_lead_somewhere() -> None:
+    for file in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
+        for target in re.findall(r"\]\(([^)#]+)", file.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (file.parent / target).exists(), f"{file.name} links to {target}"

@@ -1,0 +1,98 @@
+"""Small runs whose participants die and come back."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from network_case import (
+    Fate,
+    Network,
+    Outcome,
+    config,
+    reference,
+)
+
+from efvfl.config.run_file import RunConfig
+from efvfl.network.links.frame import Frame, FrameKind
+
+MODES: dict[str, dict[str, Any]] = {
+    "private": {"method": {"compressor": {"name": "topk", "ratio": 0.2}, "down": {"name": "qsgd", "bits": 4}}},
+    "shared": {
+        "agreement": {"labels": "shared", "fusion": "replicate", "digest_every": 2},
+        "method": {"compressor": {"name": "qsgd", "bits": 4}},
+        "optimizer": {"name": "SGD", "lr": 0.3, "momentum": 0.9},
+    },
+    "label-holder": {"label_holder": "right"},
+    "exact": {"method": {"compressor": {"name": "topk", "ratio": 0.2}, "start": "exact"}, "batch_order": "independent"},
+    "pipelined": {
+        "agreement": {"pipeline": True},
+        "label_holder": "right",
+        "method": {"compressor": {"name": "topk", "ratio": 0.2}, "start": "exact"},
+        "batch_order": "independent",  # a row may be in both of the batches that are under way
+    },
+    "pipelined-shared": {
+        "agreement": {"labels": "shared", "fusion": "compress", "pipeline": True},
+        "method": {"compressor": {"name": "qsgd", "bits": 4}, "fusion": {"name": "qsgd", "bits": 8}},
+        "optimizer": {"name": "SGD", "lr": 0.3, "momentum": 0.9},
+    },
+}
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of two parties: 24 rows to train on, 6 to test."""
+    folder = tmp_path_factory.mktemp("rows")
+    rng = np.random.default_rng(0)
+    ids = np.array([f"row{i}" for i in range(30)])
+    held = {"left": rng.normal(size=(30, 3)), "right": rng.normal(size=(30, 4)), "y": rng.integers(0, 3, 30)}
+    np.savez(folder / "rows.npz", ids=ids, **held)
+    np.savez(folder / "fewer.npz", ids=ids[:25], **{name: x[:25] for name, x in held.items()})
+    order = [1, 0, *range(2, 30)]
+    np.savez(folder / "swapped.npz", ids=ids[order], **{name: x[order] for name, x in held.items()})
+    return folder
+
+
+def small(rows: Path, mode: str = "private", save_steps: int = 1000, file: str = "rows.npz", **more: Any) -> RunConfig:
+    """Two parties, two epochs of three steps, a record after each."""
+    data = {"name": "npz", "path": str(rows / file), "subset": 0, "validation": 0.0, "test": 0.2}
+    return config(**(MODES[mode] | {"batch_size": 8, "data": data, "network": {"save_steps": save_steps}} | more))
+
+
+@cache
+def undisturbed(rows: Path, mode: str, epochs: int = 2) -> Outcome:
+    return reference(small(rows, mode, epochs=epochs))
+
+
+class Fates:
+    """One participant's first life ends at an event; all others live on."""
+
+    def __init__(self, who: str, fate: Fate) -> None:
+        self.who = who
+        self.fate = fate
+        self.used = False
+
+    def __call__(self, name: str) -> Fate:
+        if name != self.who or self.used:
+            return Fate()
+        self.used = True
+        return self.fate
+
+
+class FrameFate(Fate):
+    """Ends a participant with a frame of a kind that it has sent or has received."""
+
+    def __init__(self, kind: FrameKind, direction: str, nth: int = 1, kill: bool = True) -> None:
+        super().__init__(nth, kill)
+        self.kind = kind
+        self.direction = direction
+
+    def event(self, *seen: object) -> None:
+        if len(seen) == 3 and isinstance(seen[2], Frame) and (seen[2].kind, seen[1]) == (self.kind, self.direction):
+            super().event()
+
+
+def disturbed(run: RunConfig, folder: Path, who: str, fate: Fate) -> Outcome:
+    with Network(run, folder, lives=2, fates=Fates(who, fate)) as network:
+        return network.run()

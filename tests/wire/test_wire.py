@@ -1,0 +1,589 @@
+"""Bytes from another organisation: what is ours comes back exactly, what is not raises `WireError` and nothing else."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from efvfl.compress import QSGD, REGISTRY, Cast, Identity, RandK, Sign, TopK, TopKQSGD, decode, positions, symbols
+from efvfl.compress.base import MAX_ENTRIES
+from efvfl.errors import WireError
+from efvfl.wire.message import MAX_PACKETS, Kind, Message
+from efvfl.wire.packet import DTYPES, Packet, Reader, number
+
+F4, F8, U1 = DTYPES
+BLOCK = np.array([[0.5, -3, 0, 1], [2, -0.25, 4, -1.5]], dtype=np.float32)
+
+
+def fuzz(examples: int) -> settings:
+    """Return settings that try the same examples on every run."""
+    return settings(
+        deadline=None, derandomize=True, max_examples=examples, suppress_health_check=[HealthCheck.too_slow]
+    )
+
+
+def _samples() -> list[Packet]:
+    rng = np.random.default_rng(0)
+    compressors = [cls() for cls in REGISTRY.values()]
+    compressors += [TopK(0.7), TopK(1.0), RandK(1.0), QSGD(1), QSGD(8), QSGD(16), Cast("bf16"), TopKQSGD(0.5, 8)]
+    found = []
+    for compressor in compressors:
+        for dtype, shape in ((F4, (5, 8)), (F8, (3,)), (F4, (2, 3, 4)), (F4, (0, 4)), (F4, (150,))):
+            block = rng.standard_normal(shape).astype(dtype)
+            found.append(compressor.encode(block, int(rng.integers(1 << 62))))
+        found.append(compressor.encode(np.zeros((4, 4), np.float32)))
+    return found
+
+
+SAMPLES = _samples()  # valid packets of every codec
+
+
+def _symbols_again(reader: Reader, count: int, dtype: np.dtype[np.generic]) -> bytes:
+    levels = reader.number("levels")
+    size = reader.take(dtype.itemsize, "level size")
+    if not any(size):
+        return number(levels) + size
+    return number(levels) + size + symbols.encode(symbols.decode(reader, count, levels), levels)
+
+
+def _topk_again(packet: Packet) -> bytes:
+    reader = Reader(packet.body)
+    places = positions.read(reader, packet.entries)
+    values = np.frombuffer(packet.body, packet.dtype, places.size, reader.place)
+    return positions.encode(places, packet.entries) + values.tobytes()
+
+
+def _randk_again(packet: Packet) -> bytes:
+    reader = Reader(packet.body)
+    count, seed = reader.number("count"), reader.take(8, "seed")
+    return number(count) + seed + np.frombuffer(packet.body, packet.dtype, count, reader.place).tobytes()
+
+
+def _topk_qsgd_again(packet: Packet) -> bytes:
+    reader = Reader(packet.body)
+    places = positions.read(reader, packet.entries)
+    return positions.encode(places, packet.entries) + _symbols_again(reader, places.size, packet.dtype)
+
+
+# What a body says, written anew: an accepted body must be the only way to say it.
+AGAIN: dict[str, Callable[[Packet], bytes]] = {
+    "identity": lambda packet: decode(packet).tobytes(),
+    "topk": _topk_again,
+    "randk": _randk_again,
+    "qsgd": lambda packet: _symbols_again(Reader(packet.body), packet.entries, packet.dtype),
+    "sign": lambda packet: Sign().encode(np.asarray(decode(packet), dtype=packet.dtype)).body,
+    "cast": lambda packet: packet.body[:3] + np.frombuffer(packet.body, "<u2", packet.entries, 3).tobytes(),
+    "topk_qsgd": _topk_qsgd_again,
+}
+NAMES = {cls.code: name for name, cls in REGISTRY.items()}
+
+
+def accepts(packet: Packet, limit: int = 1 << 16) -> bool:
+    """Decode: refused with `WireError`, or a finite block of the stated shape and dtype with no other encoding."""
+    try:
+        block = decode(packet, limit)
+    except WireError:
+        return False
+    assert block.shape == packet.shape
+    assert block.dtype == packet.dtype
+    assert np.isfinite(block).all()
+    assert AGAIN[NAMES[packet.codec]](packet) == packet.body
+    return True
+
+
+def read_packet(data: bytes) -> bool:
+    """Read and decode a packet, as above; accepted bytes must come out again."""
+    try:
+        packet = Packet.from_bytes(data)
+    except WireError:
+        return False
+    assert packet.to_bytes() == data
+    return accepts(packet)
+
+
+def read_message(data: bytes) -> bool:
+    """Read a message and decode its packets, as above; accepted bytes must come out again."""
+    try:
+        message = Message.from_bytes(data)
+    except WireError:
+        return False
+    assert message.to_bytes() == data
+    accepted = [accepts(packet) for held in message.packets.values() for packet in held]
+    return all(accepted)
+
+
+# Strategies.
+
+dimensions = st.lists(st.integers(0, 200) | st.integers(0, 1 << 62), max_size=4).map(tuple)
+shapes = dimensions.filter(lambda shape: prod(max(side, 1) for side in shape) < 1 << 48)
+packets = st.builds(Packet, st.integers(0, 255), st.sampled_from(DTYPES), shapes, st.binary(max_size=300))
+numbers = st.integers(0, 200) | st.integers(0, (1 << 63) - 1)
+
+
+def _messages(packets: st.SearchStrategy[Packet]) -> st.SearchStrategy[Message]:
+    held = st.lists(packets, min_size=1, max_size=3).map(tuple)
+    blocks = st.dictionaries(numbers, held, max_size=4)
+    return st.builds(Message, st.sampled_from(Kind), numbers, blocks, st.booleans())
+
+
+messages = _messages(packets)
+exchanges = _messages(st.sampled_from(SAMPLES))  # whose packets can be decoded
+
+
+@st.composite
+def mutated(draw: st.DrawFn, originals: st.SearchStrategy[bytes]) -> bytes:
+    """Return valid bytes with one to three small accidents."""
+    data = bytearray(draw(originals))
+    for _ in range(draw(st.integers(1, 3))):
+        start = draw(st.integers(0, len(data)))
+        stop = draw(st.integers(start, min(len(data), start + 12)))
+        accident = draw(st.sampled_from(("flip", "set", "cut", "insert", "repeat", "drop")))
+        if accident == "flip" and start < len(data):
+            data[start] ^= 1 << draw(st.integers(0, 7))
+        elif accident == "set" and start < len(data):
+            data[start] = draw(st.sampled_from((0, 1, 2, 15, 48, 49, 127, 128, 254, 255)))
+        elif accident == "cut":
+            del data[start:]
+        elif accident == "insert":
+            data[start:start] = draw(st.binary(min_size=1, max_size=4))
+        elif accident == "repeat":
+            data[stop:stop] = data[start:stop]
+        elif accident == "drop":
+            del data[start:stop]
+    return bytes(data)
+
+
+def test_every_codec_is_tried() -> None:
+    assert set(AGAIN) == set(REGISTRY) == {NAMES[packet.codec] for packet in SAMPLES}
+    assert all(accepts(replace(packet, decoded=None)) for packet in SAMPLES)
+
+
+# What is ours comes back.
+
+
+@fuzz(300)
+@given(messages)
+def test_messages_come_back(message: Message) -> None:
+    data = message.to_bytes()
+    back = Message.from_bytes(data)
+    assert back == message
+    assert type(back.kind) is Kind
+    assert type(back.hold) is bool
+    assert back.to_bytes() == data
+    assert message.size == len(data)
+
+
+@fuzz(200)
+@given(packets)
+def test_packets_come_back(packet: Packet) -> None:
+    data = packet.to_bytes()
+    assert Packet.from_bytes(data) == packet
+    assert data == packet.header() + packet.body
+
+
+@fuzz(300)
+@given(numbers)
+def test_numbers_come_back_in_their_shortest_form(value: int) -> None:
+    data = number(value)
+    assert Reader(data).number("a number") == value
+    assert len(data) == max(1, -(-value.bit_length() // 7))
+
+
+def test_blocks_are_written_in_increasing_order() -> None:
+    one, two = Identity().encode(BLOCK), TopK().encode(BLOCK)
+    forward = Message(Kind.RELAY, 3, {1: (one,), 7: (two, one)})
+    backward = Message(Kind.RELAY, 3, {7: (two, one), 1: (one,)})
+    assert forward.to_bytes() == backward.to_bytes()
+    assert list(Message.from_bytes(backward.to_bytes()).packets) == [1, 7]
+
+
+def test_bytes_travel_as_they_are() -> None:
+    packet = Packet(Identity.code, U1, (2, 3), b"\x00\x01\x02\xfd\xfe\xff")
+    assert decode(Packet.from_bytes(packet.to_bytes())).tolist() == [[0, 1, 2], [253, 254, 255]]
+
+
+def test_the_encoding_is_fixed() -> None:
+    """The wire is an agreement between organisations: these bytes must never change within a version."""
+    golden = {
+        Identity(): "00020204200000003f000040c0000000000000803f00000040000080be000080400000c0bf",
+        TopK(): "010202040701020a00008040",
+        RandK(): "020202040d0107000000000000000000003f",
+        QSGD(): "030202040b0fdf16bc3efff13c595d5e",
+        Sign(): "04020204050000c43fa2",
+        Cast("fp16"): "050202041300f4ff006800f20000006c007000e4007400ee",
+        Cast("bf16"): "0502020413010300803dc0be0000003e803e00bd003f40be",
+        TopKQSGD(0.5, 2): "060202040b0400d2030120a53fff6105",
+    }
+    assert {compressor: compressor.encode(BLOCK, 7).to_bytes().hex() for compressor in golden} == golden
+    assert TopK(0.5).encode(BLOCK.astype(np.float64)).to_bytes().hex() == (
+        "01120204230400d200000000000008c000000000000000400000000000001040000000000000f8bf"
+    )
+    message = Message(Kind.REPORT, 300, {2: (Sign().encode(BLOCK),)}, hold=True)
+    assert message.to_bytes().hex() == "45460103ac02010204020204050000c43fa2"
+
+
+# What is not ours is refused, whatever it is.
+
+
+@fuzz(400)
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused_or_ours(data: bytes) -> None:
+    read_message(data)
+    read_message(b"EF\x01" + data)
+    read_packet(data)
+
+
+@fuzz(600)
+@given(st.sampled_from(sorted(NAMES)), st.sampled_from(DTYPES), st.integers(0, 40), st.binary(max_size=60))
+def test_random_bodies_are_refused_or_ours(codec: int, dtype: np.dtype[np.generic], entries: int, body: bytes) -> None:
+    accepts(Packet(codec, dtype, (entries,), body))
+
+
+@fuzz(2500)
+@given(mutated(st.sampled_from([packet.to_bytes() for packet in SAMPLES])))
+def test_mutated_packets_are_refused_or_ours(data: bytes) -> None:
+    read_packet(data)
+
+
+@fuzz(2500)
+@given(st.sampled_from(SAMPLES), st.data())
+def test_mutated_bodies_are_refused_or_ours(packet: Packet, data: st.DataObject) -> None:
+    accepts(replace(packet, body=data.draw(mutated(st.just(packet.body))), decoded=None))
+
+
+@fuzz(1000)
+@given(mutated(exchanges.map(Message.to_bytes)))
+def test_mutated_messages_are_refused_or_ours(data: bytes) -> None:
+    read_message(data)
+
+
+@fuzz(600)
+@given(
+    st.sampled_from(SAMPLES),
+    st.sampled_from(sorted(NAMES)) | st.none(),
+    st.sampled_from(DTYPES) | st.none(),
+    st.lists(st.integers(0, 60), max_size=4).map(tuple) | st.none(),
+)
+def test_tampered_headers_are_refused_or_ours(
+    packet: Packet, codec: int | None, dtype: np.dtype[np.generic] | None, shape: tuple[int, ...] | None
+) -> None:
+    changes: dict[str, Any] = {"codec": codec, "dtype": dtype, "shape": shape}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    read_packet(replace(packet, decoded=None, **changes).to_bytes())
+
+
+def test_every_flipped_bit_is_refused_or_ours() -> None:
+    accepted = 0
+    for packet in SAMPLES:
+        data = bytearray(packet.to_bytes()[:60])
+        rest = packet.to_bytes()[60:]
+        for bit in range(8 * len(data)):
+            data[bit >> 3] ^= 1 << (bit & 7)
+            accepted += read_packet(bytes(data) + rest)
+            data[bit >> 3] ^= 1 << (bit & 7)
+    assert accepted > 1000  # a flipped bit of a value is another value, so that the checks of `accepts` have run
+
+
+def test_every_cut_is_refused() -> None:
+    message = Message(Kind.RELAY, 1000, {1: (SAMPLES[0], SAMPLES[6]), 200: (SAMPLES[12],)}).to_bytes()
+    for size in range(len(message)):
+        with pytest.raises(WireError):
+            Message.from_bytes(message[:size])
+    for packet in SAMPLES:
+        data = packet.to_bytes()
+        for size in range(len(data)):
+            with pytest.raises(WireError):
+                Packet.from_bytes(data[:size])
+        for size in range(len(packet.body)):
+            with pytest.raises(WireError):
+                decode(replace(packet, body=packet.body[:size], decoded=None))
+
+
+@pytest.mark.parametrize("extra", [b"\x00", b"\x01", b"\xff", bytes(8)])
+def test_everything_added_is_refused(extra: bytes) -> None:
+    with pytest.raises(WireError, match="follow the end of the message"):
+        Message.from_bytes(Message(Kind.BEGIN, 0).to_bytes() + extra)
+    for packet in SAMPLES:
+        with pytest.raises(WireError, match="follow the end of the packet"):
+            Packet.from_bytes(packet.to_bytes() + extra)
+        with pytest.raises(WireError):
+            decode(replace(packet, body=packet.body + extra, decoded=None))
+
+
+def _read_symbols(data: bytes, count: int, largest: int) -> tuple[int, ...] | None:
+    reader = Reader(data)
+    try:
+        told = symbols.decode(reader, count, largest)
+        reader.end("symbols")
+    except WireError:
+        return None
+    return tuple(told.tolist())
+
+
+@pytest.mark.parametrize(("count", "largest"), [(0, 1), (1, 1), (3, 1), (4, 1), (2, 3), (2, 5), (1, 60)])
+def test_symbols_and_their_bytes_are_one_to_one(count: int, largest: int) -> None:
+    """Of all byte strings that are long enough, exactly one is accepted for each list of symbols."""
+    expected = {
+        symbols.encode(np.array(told, dtype=np.int32), largest): told
+        for told in product(range(-largest, largest + 1), repeat=count)
+    }
+    assert max(map(len, expected)) <= 2
+    strings = [bytes(text) for size in range(3) for text in product(range(256), repeat=size)]
+    read = {data: told for data in strings if (told := _read_symbols(data, count, largest)) is not None}
+    assert read == expected
+
+
+@fuzz(300)
+@given(st.integers(1, 1 << 16), st.integers(0, 17), st.lists(st.floats(-1, 1), max_size=300))
+def test_symbols_of_every_size_come_back(largest: int, shift: int, values: list[float]) -> None:
+    told = (np.array(values) * (largest >> shift)).astype(np.int32)
+    data = symbols.encode(told, largest)
+    assert _read_symbols(data, told.size, largest) == tuple(told.tolist())
+    assert len(data) <= 1 + (told.size * (2 * largest).bit_length() + 7) // 8
+
+
+# Nothing is believed before it is checked.
+
+
+def _peak(action: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_blocks_beyond_the_limit_are_refused() -> None:
+    for packet in SAMPLES:
+        fresh = replace(packet, decoded=None)
+        if packet.entries:
+            with pytest.raises(WireError, match=f"at most {packet.entries - 1:,} are expected"):
+                decode(fresh, limit=packet.entries - 1)
+        assert decode(fresh, limit=packet.entries).shape == packet.shape
+        for shape in ((MAX_ENTRIES + 1,), (1 << 40,), (1 << 20, 1 << 20)):
+            giant = replace(packet, shape=shape, decoded=None)
+            with pytest.raises(WireError, match=r"entries came, at most 67,108,864 are expected"):
+                decode(Packet.from_bytes(giant.to_bytes()))
+
+
+def test_memory_stays_within_the_limit() -> None:
+    """Whatever a packet says, a decoder holds a few arrays of at most `limit` entries: 32 bytes an entry."""
+    limit = 1 << 16
+    all_kept, no_symbol = number(limit) + b"\x0f", b"\x00\x00"
+    small = [  # a few bytes that rightly mean as many entries as the limit allows
+        Packet(TopK.code, F8, (limit,), number(0)),
+        Packet(RandK.code, F8, (limit,), number(0) + bytes(8)),
+        Packet(Sign.code, F8, (limit,), bytes(8)),
+        Packet(QSGD.code, F8, (limit,), b"\x0f" + np.ones(1).tobytes() + no_symbol),
+        Packet(TopKQSGD.code, F8, (limit,), all_kept + bytes(8)),
+        Packet(TopKQSGD.code, F8, (limit,), all_kept + np.ones(1).tobytes() + no_symbol),
+    ]
+    assert all(accepts(replace(packet)) for packet in small)
+    altered = [replace(packet, shape=(limit - less,)) for packet in SAMPLES for less in (0, 1, limit // 2)]
+    for packet in small + altered:
+
+        def attempt(packet: Packet = packet) -> None:
+            with suppress(WireError):
+                decode(replace(packet, decoded=None), limit)
+
+        assert _peak(attempt) <= 32 * limit
+
+
+@pytest.mark.parametrize("dtype", [F4, F8], ids=str)
+def test_counts_are_not_believed(dtype: np.dtype[np.generic]) -> None:
+    """A handful of bytes that promise millions of entries are refused before room for these is made."""
+    entries = 1 << 23
+    one, size = b"\x01", np.ones(1, dtype).tobytes()
+    bodies: dict[tuple[Any, bytes], str] = {
+        (TopK, number(entries)): "bytes are left for 8,388,608 positions with their values",  # all: no places told
+        (TopK, number(entries - 1) + b"\x00\x01"): "bytes are left for 8,388,607 positions with their values",
+        (TopK, number(entries // 2) + bytes(20)): "bytes are left for 4,194,304 positions with their values",
+        (TopKQSGD, number(entries // 2) + bytes(20)): "19 bytes are left for 4,194,304 positions, too few",
+        (TopK, number(entries + 1)): "8,388,609 positions do not fit below 8,388,608",
+        (RandK, number(entries) + bytes(20)): "randk's values takes .* bytes but 12 are left",
+        (RandK, number(entries + 1) + bytes(20)): "8,388,609 entries came for a block of 8,388,608",
+        (QSGD, one + size + b"\xff" + bytes(20)): "symbols takes 2,097,152 bytes but 20 are left",
+        (QSGD, one + size + b"\x05" + bytes(20)): "low bits takes 5,242,880 bytes but 20 are left",
+        (Identity, bytes(20)): "20 bytes came for shape",
+        (Cast, bytes(20)): "cast's values takes 16,777,216 bytes but 17 are left",
+        (Sign, size + bytes(20)): "signs takes 1,048,576 bytes but 20 are left",
+    }
+    for (cls, body), expected in bodies.items():
+        packet = Packet(cls.code, dtype, (entries,), body)
+
+        def refused(packet: Packet = packet, expected: str = expected) -> None:
+            with pytest.raises(WireError, match=expected):
+                decode(packet)
+
+        assert _peak(refused) < 1 << 18, expected
+
+
+def test_lengths_are_not_believed() -> None:
+    head = b"EF\x01\x02\x00"
+    for data in (
+        head + number(MAX_PACKETS),
+        head + number((1 << 63) - 1),
+        head + b"\x01\x01\x00\x01\x05" + number((1 << 63) - 1),
+        head + b"\x01\x01\x00\x01\x05" + number(1 << 40) + bytes(100),
+    ):
+
+        def refused(data: bytes = data) -> None:
+            with pytest.raises(WireError):
+                Message.from_bytes(data)
+
+        assert _peak(refused) < 1 << 18
+
+
+def test_as_many_packets_as_a_message_may_have() -> None:
+    """In as many blocks, or all in one."""
+    packet = Packet(Identity.code, U1, (0,), b"")
+    for packets in (dict.fromkeys(range(MAX_PACKETS), (packet,)), {0: (packet,) * MAX_PACKETS}):
+        message = Message(Kind.RELAY, 0, packets)
+        assert Message.from_bytes(message.to_bytes()) == message
+    more = Message(Kind.RELAY, 0, {0: (packet,) * (MAX_PACKETS + 1)})
+    with pytest.raises(WireError, match="65,537 packets in one message"):
+        Message.from_bytes(more.to_bytes())
+
+
+# Each refusal says what came and what was expected.
+
+HEAD = b"EF\x01"
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", "a message's first two bytes takes 2 bytes but 0 are left: the bytes were cut short or altered"),
+        (b"GET / HTTP/1.1", "a message starts with b'EF', but b'GE' came: is the peer an efvfl participant"),
+        (b"EF\x02\x00\x00\x00", "wire version 2 came, this efvfl speaks 1: install the same release at both"),
+        (HEAD + b"\x0e\x00\x00", "message kind 7 came, but only 0 to 6 exist"),
+        (HEAD + b"\xff\x00\x00", "message kind 127 came, but only 0 to 6 exist"),
+        (HEAD + b"\x02\x80\x00\x00", "a message's step is written in more bytes than it needs"),
+        (HEAD + b"\x02" + b"\xff" * 9 + b"\x01\x00", "a message's step does not fit in 63 bits"),
+        (HEAD + b"\x02\x00" + number(MAX_PACKETS + 1), "65,537 packets in one message, at most 65,536 are expected"),
+        (HEAD + b"\x02\x00\x01", "a packet's block takes 1 bytes but 0 are left"),
+        (HEAD + b"\x02\x00\x02\x02\x00\x20\x00\x01\x00\x20\x00", "block 1 follows block 2: blocks come in increasing"),
+        (HEAD + b"\x02\x00\x00\x07", "1 bytes follow the end of the message"),
+    ],
+)
+def test_refused_messages(data: bytes, expected: str) -> None:
+    with pytest.raises(WireError, match=expected):
+        Message.from_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", "a packet's codec takes 1 bytes but 0 are left"),
+        (b"\x00\x31\x01\x00", "dtype code 3 came, but only 0 to 2 exist"),
+        (b"\x00\x05" + bytes(6), "a block of 5 dimensions came, at most 4 are expected"),
+        (b"\x00\x02\x05", "a packet's shape takes 1 bytes but 0 are left"),
+        (b"\x00\x01\x85\x00\x00", "a packet's shape is written in more bytes than it needs"),
+        (b"\x00\x01\x05\x80\x00", "a packet's body length is written in more bytes than it needs"),
+        (b"\x00\x01" + number(1 << 48) + b"\x00", r"shape \(281474976710656,\) came, which no machine holds"),
+        (b"\x00\x02\x00" + number(1 << 62) + b"\x00", r"shape \(0, 4611686018427387904\) came, which no machine holds"),
+        (b"\x00\x01\x01\x05abcd", "a packet's body takes 5 bytes but 4 are left"),
+        (b"\x00\x00\x04abcde", "1 bytes follow the end of the packet"),
+    ],
+)
+def test_refused_packets(data: bytes, expected: str) -> None:
+    with pytest.raises(WireError, match=expected):
+        Packet.from_bytes(data)
+
+
+ONE = np.float32(1).tobytes()
+NAN = np.float32(np.nan).tobytes()
+NEGATIVE_ZERO = np.float32(-0.0).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("codec", "entries", "body", "expected"),
+    [
+        (Identity, 2, ONE, r"4 bytes came for shape \(2,\), 8 are expected"),
+        (Identity, 1, NAN, "a value in a packet is not finite"),
+        (TopK, 4, b"\x05", "5 positions do not fit below 4: the packet's count or shape is wrong"),
+        (TopK, 4, b"\x01\x31\x01" + ONE, "Rice parameter 49 came, at most 48 is expected"),
+        (TopK, 4, b"\x01\x00\x10" + ONE, "a position is not below 4"),
+        (TopK, 9, b"\x01\x03\x11" + ONE, "a position is not below 9"),
+        (TopK, 4, b"\x01\x00\x06" + ONE, "padding bits are not zero"),
+        (TopK, 4, b"\x01\x00\x00" + bytes(4), "the bits end too early"),
+        (TopK, 4, b"\x01\x01\x02" + ONE, "Rice parameter 1 came where 0 is shortest: the coding is not canonical"),
+        (TopK, 4, b"\x01\x00\x02" + NAN, "a value in a packet is not finite"),
+        (TopK, 4, b"\x01\x00\x02\x00" + ONE, "1 bytes follow the end of the topk body"),
+        (RandK, 2, b"\x03" + bytes(20), "3 entries came for a block of 2"),
+        (RandK, 2, b"\x01" + bytes(8) + NAN, "a value in a packet is not finite"),
+        (RandK, 2, b"\x01" + bytes(8) + ONE + b"\x00", "1 bytes follow the end of the randk body"),
+        (QSGD, 2, b"\x00" + ONE, "0 levels came, 1 to 65,536 are expected"),
+        (QSGD, 2, number(65537) + ONE, "65,537 levels came, 1 to 65,536 are expected"),
+        (QSGD, 2, b"\x01" + NAN, "a value in a packet is not finite"),
+        (QSGD, 2, b"\x01" + NEGATIVE_ZERO, r"level size -0\.0 came, a positive number or 0 is expected"),
+        (QSGD, 2, b"\x01" + bytes(5), "1 bytes follow the end of the qsgd body"),
+        (QSGD, 0, b"\x01" + ONE + b"\xff", r"level size 1\.0 came for no entries, 0 is expected"),
+        (QSGD, 2, b"\x02" + ONE + b"\xff\x3f", "symbol 5 came, at most 2 is expected"),
+        (QSGD, 2, b"\x01" + ONE + b"\xff\x15", "padding bits after symbols are not zero"),
+        (QSGD, 2, b"\x01" + ONE + b"\xff\x05", "in a fixed width where layers are shorter"),
+        (QSGD, 2, b"\x01" + ONE + b"\x11\x00", "symbols with 17 low bits came, at most 16 are expected"),
+        (QSGD, 8, b"\x07" + ONE + b"\x01\x00\x00", "1 low bits were set aside, 0 are expected: not canonical"),
+        (QSGD, 2, b"\x01" + ONE + b"\x00\x02\x02\x00\x00", "symbol 2 came, at most 1 is expected"),
+        (QSGD, 1, b"\x04" + ONE + b"\x01\x01\x01\x01\x00", "symbol 5 came, at most 4 is expected"),
+        (QSGD, 2, b"\x01" + ONE + b"\x00\x01\x00\x01\x00\x00", "symbols came in layers where a fixed width is shorter"),
+        (QSGD, 2, b"\x01" + ONE + b"\x00\x02\x00\x04", "padding bits after signs are not zero"),
+        (Sign, 3, NAN, "a value in a packet is not finite"),
+        (Sign, 3, NEGATIVE_ZERO, r"scale -0\.0 came, a positive number or 0 is expected"),
+        (Sign, 3, np.float32(-1).tobytes() + b"\x00", r"scale -1\.0 came, a positive number or 0 is expected"),
+        (Sign, 3, ONE + b"\x08", "padding bits after signs are not zero"),
+        (Sign, 3, bytes(5), "1 bytes follow the end of the sign body"),
+        (Sign, 0, ONE, r"scale 1\.0 came for an empty block, 0 is expected"),
+        (Cast, 1, b"\x02\x00\x00\x00\x00", "cast format 2 came, 0 or 1 is expected"),
+        (Cast, 1, b"\x00\x00\x00\x00\x7c", "a value in a packet is not finite"),
+        (Cast, 1, b"\x01\x00\x00\xc0\x7f", "a value in a packet is not finite"),
+        (Cast, 1, b"\x00\x00\x00\x00\x3c", r"largest of the scaled values is 1\.0, 16384 to 32768 is expected"),
+        (Cast, 1, b"\x01\x00\x00\x00\x40", r"largest of the scaled values is 2\.0, 0\.5 to 1 is expected"),
+        (Cast, 1, b"\x01\x01\x00\x00\x00", "exponent 1 came, -148 to 128, or 0 for a zero block, is expected"),
+        (Cast, 1, b"\x01\x81\x00\x80\x3f", "exponent 129 came, -148 to 128, or 0 for a zero block, is expected"),
+        (Cast, 1, b"\x00\x00\x00\x00\x00\x00", "1 bytes follow the end of the cast body"),
+        (TopKQSGD, 4, b"\x05", "5 positions do not fit below 4"),
+        (TopKQSGD, 4, b"\x01\x00\x02\x01" + bytes(5), "1 bytes follow the end of the topk_qsgd body"),
+    ],
+)
+def test_refused_bodies(codec: Any, entries: int, body: bytes, expected: str) -> None:
+    with pytest.raises(WireError, match=expected):
+        decode(Packet(codec.code, F4, (entries,), body))
+
+
+def test_large_symbols_come_in_the_width_they_need() -> None:
+    """Above 16 layers the rest comes in a fixed width; no other width says the same."""
+    told = np.zeros(200, dtype=np.int32)
+    told[[3, 50]] = (20, -18)
+    data = symbols.encode(told, 255)
+    assert _read_symbols(data, 200, 255) == tuple(told.tolist())
+    place = data.rindex(b"\x03")  # the excesses over 16, 4 and 2, in three bits
+    assert data[place:] == b"\x03\x14\x02"
+    for wrong, expected in (
+        (b"\x04\x24\x02", "large symbols came in 4 bits, 3 are enough"),
+        (b"\x19" + bytes(8), "large symbols of 25 bits came, at most 24 are expected"),
+        (b"\x03\x54\x02", "padding bits after large symbols are not zero"),
+        (b"\x18\xff\xff\xff\xff\xff\xff\x02", "symbol 16777231 came, at most 255 is expected"),
+    ):
+        with pytest.raises(WireError, match=expected):
+            symbols.decode(Reader(data[:place] + wrong), 200, 255)
+
+
+def test_unknown_codecs_and_wrong_dtypes_are_refused() -> None:
+    with pytest.raises(WireError, match=r"codec 200 came, but only \[0, 1, 2, 3, 4, 5, 6"):
+        decode(Packet(200, F4, (1,), b""))
+    for name, cls in REGISTRY.items():
+        if name != "identity":
+            with pytest.raises(WireError, match="a block of dtype uint8 came, but this codec carries float32"):
+                decode(Packet(cls.code, U1, (1,), b""))
