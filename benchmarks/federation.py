@@ -32,7 +32,9 @@ def _party(folder: Path, config: RunConfig, hold: Hold, name: str, port: int) ->
     about = handshake.about(config, name, held.names, held.trained_ids)
     member = PartyProcess(made, folder / name, about, participant.QuestionHandler(made, held))
     identity = certificates.load(folder / "certs", name)
-    Dialler(member, partial(dial, f"127.0.0.1:{port}", identity, participant.frame_limit(plan, made.fusion_size))).run()
+    Dialler(
+        member, partial(dial, f"127.0.0.1:{port}", identity, participant.frame_limit(plan, made.label_mode.fusion_size))
+    ).run()
 
 
 def _straight(port: int, count: int) -> Sequence[int]:

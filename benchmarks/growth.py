@@ -13,12 +13,13 @@ from torch import Tensor
 from benchmarks.lines import Line, ratio, slug
 from benchmarks.step import CLASSES, PARTIES, PIXELS, SHALLOW, WIDTH
 from benchmarks.timing import Timing, alternate
-from efvfl import Agreement, Batches, Federation, Optimizer, TopK, efvfl
+from efvfl import Agreement, Batches, Federation, Optimizer, SharedLabels, TopK, efvfl
 from efvfl.core import losses
+from efvfl.core.assembly import SharedParts, make_party, make_server, plain_model
 from efvfl.core.batches import Rows
 from efvfl.core.fusion import Fusion
 from efvfl.core.memory import ErrorFeedback
-from efvfl.core.plan import Plan, make_party, make_server
+from efvfl.core.plan import Plan
 from efvfl.training.transport import LocalTransport
 from efvfl.wire.ledger import Ledger
 
@@ -26,7 +27,7 @@ BATCH = 128
 AGREEMENTS = {
     "private labels": Agreement(labels="private"),
     "shared labels": Agreement(labels="shared"),
-    "shared labels, aggregate": Agreement(labels="shared", downlink="aggregate"),
+    "shared labels, aggregate": Agreement(SharedLabels(downlink="aggregate")),
 }
 
 
@@ -65,15 +66,15 @@ def federation(samples: int, agreement: Agreement, parties: int = PARTIES) -> Fe
     server = make_server(plan, fusion, labels, 0)
     members = {}
     for k, (name, model) in enumerate(zip(plan.names, local, strict=True)):
-        held = (copy.deepcopy(fusion), labels, server) if agreement.labels == "shared" else ()
-        members[name] = make_party(plan, name, model, Made(samples, k), k, *held)
+        shared = None if agreement.private else SharedParts(labels, copy.deepcopy(fusion), server.channels)
+        members[name] = make_party(plan, name, plain_model(plan, name, model, Made(samples, k), k), k, shared)
     ledger = Ledger()
     return Federation(server, members, LocalTransport(members, ledger), ledger, splits={})
 
 
 def memories(made: Federation) -> list[Tensor]:
     """Return the surrogates of all participants; in one process parties hear one another at the server's ends."""
-    channels = [*made.server.channels, *(party.up for party in made.parties.values())]
+    channels = [*made.server.channels.values(), *(party.up for party in made.parties.values())]
     return [channel.memory.g for channel in channels if isinstance(channel.memory, ErrorFeedback)]
 
 

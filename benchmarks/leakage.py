@@ -20,7 +20,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from efvfl import QSGD, Batches, Federation, Message, Method, Optimizer, Protection, TopK, efvfl, federate, svfl
-from efvfl.core.batches import Rows
+from efvfl.core.open_reports import OpenReport
 from efvfl.core.party import Party
 from efvfl.data.base import Dataset, cut
 from efvfl.experiments.tables import as_markdown
@@ -126,14 +126,16 @@ class Listener:
     def __init__(self, party: Party, epochs: int) -> None:
         self.batches = party.batches
         self.heard = torch.zeros(epochs, party.batches.samples, *party.up.width)
-        honest, guide = party.guide.hear, party.guide
+        mode = party.label_mode
+        honest = mode.receive
 
-        def hear(message: Message, rows: Rows, count: int, surrogate: Tensor) -> None:
-            honest(message, rows, count, surrogate)
-            epoch = message.step // self.batches.per_epoch
-            self.heard[epoch, rows] = guide.cotangent(surrogate, message.step, 0) * count
+        def receive(answer: Message, report: OpenReport) -> None:
+            honest(answer, report)
+            epoch, cotangent = answer.step // self.batches.per_epoch, mode.cotangent(report.h, answer.step, 0)
+            assert cotangent is not None
+            self.heard[epoch, report.rows] = cotangent * len(report.h)
 
-        guide.hear = hear  # type: ignore[method-assign]
+        mode.receive = receive  # type: ignore[method-assign]
 
 
 def auc(labels: Tensor, scores: Tensor) -> float:

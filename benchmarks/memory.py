@@ -30,13 +30,14 @@ from benchmarks import link
 from benchmarks.growth import told
 from benchmarks.lines import Line, ratio
 from benchmarks.timing import Timing, alternate
-from efvfl import Agreement, Batches, Federation, Optimizer, TopK, efvfl
+from efvfl import Agreement, Batches, Federation, Optimizer, SharedLabels, TopK, efvfl
 from efvfl.core import losses
+from efvfl.core.assembly import SharedParts, make_party, make_server, plain_model
 from efvfl.core.batches import Rows
 from efvfl.core.channel import Channel
 from efvfl.core.fusion import Fusion
 from efvfl.core.memory import ErrorFeedback
-from efvfl.core.plan import Plan, make_party, make_server
+from efvfl.core.plan import Plan
 from efvfl.experiments.tables import as_markdown
 from efvfl.runs.build import load_data, make_federation
 from efvfl.training.transport import LocalTransport
@@ -50,7 +51,7 @@ LIMIT = 1e9  # bytes of anonymous memory
 GROWTH = 1.2
 AGREEMENTS = {
     "private": Agreement(labels="private"),
-    "aggregate": Agreement(labels="shared", downlink="aggregate", fusion="replicate"),
+    "aggregate": Agreement(SharedLabels(downlink="aggregate", fusion="replicate")),
 }
 MB = 1e6
 
@@ -111,8 +112,8 @@ def federation(samples: int, agreement: Agreement, folder: Path | None) -> Feder
     parties = {}
     for name, source in zip(names, sources, strict=True):
         model = nn.Sequential(nn.Linear(COLUMNS, WIDTH), nn.Tanh())
-        held = (fusion(), labels) if agreement.labels == "shared" else ()
-        parties[name] = make_party(plan, name, model, source, 2, *held)
+        shared = None if agreement.private else SharedParts(labels, fusion())
+        parties[name] = make_party(plan, name, plain_model(plan, name, model, source, 2), 2, shared)
     server = make_server(plan, fusion(), labels, 3)
     ledger = Ledger()
     return Federation(server, parties, LocalTransport(parties, ledger), ledger, {})
@@ -152,23 +153,23 @@ def training(memory_dtype: str, folder: Path) -> dict[str, Any]:
     phases: dict[str, dict[str, float]] = {name: {} for name in ("build", "train", "save", "load")}
     agreement = AGREEMENTS["aggregate"]
     with watched(phases["build"]):
-        made = federation(MANY, Agreement(**vars(agreement) | {"memory_dtype": memory_dtype}), folder)
+        made = federation(MANY, replace(agreement, memory_dtype=memory_dtype), folder)
     with watched(phases["train"]):
         found = [made.step() for _ in range(STEPS)]
     with watched(phases["save"]):
         checkpoint.save(folder / "server", made.server.state_dict())
     size = (folder / "server").stat().st_size
-    digest = made.server.channels[0].digest()
+    digest = made.server.channels[next(iter(made.parties))].digest()
     with watched(phases["load"]):
         made.server.load_state_dict(checkpoint.load(folder / "server"))
-    assert made.server.channels[0].digest() == digest
+    assert made.server.channels[next(iter(made.parties))].digest() == digest
     (folder / "server").unlink()
     return {"phases": phases, "losses": [mean(found[:30]), mean(found[-30:])], "checkpoint": size}
 
 
 def channels(made: Federation) -> Iterator[Channel]:
     """Yield both ends of every uplink."""
-    yield from made.server.channels
+    yield from made.server.channels.values()
     for party in made.parties.values():
         yield party.up
 

@@ -22,7 +22,7 @@ import torch
 from benchmarks import step
 from benchmarks.lines import machine_facts
 from benchmarks.timing import Sides, milliseconds
-from efvfl import Agreement, Message, Method, Optimizer, TopK, efvfl, federate, svfl
+from efvfl import Agreement, Message, Method, Optimizer, SharedLabels, TopK, efvfl, federate, svfl
 from efvfl.compress import Identity
 from efvfl.core import channel, local_model, party, shared_labels
 from efvfl.core import server as servers
@@ -204,7 +204,7 @@ BYTES: tuple[tuple[str, Method, Agreement], ...] = (
     ("private labels, top-k 10 % up and down", efvfl(TopK(0.1), TopK(0.1)), Agreement()),
     ("shared labels, SVFL", svfl(), Agreement(labels="shared")),
     ("shared labels, top-k 10 %", efvfl(TopK(0.1)), Agreement(labels="shared")),
-    ("shared labels, top-k 10 %, aggregate", efvfl(TopK(0.1)), Agreement(labels="shared", downlink="aggregate")),
+    ("shared labels, top-k 10 %, aggregate", efvfl(TopK(0.1)), Agreement(SharedLabels(downlink="aggregate"))),
 )
 
 

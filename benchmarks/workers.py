@@ -21,7 +21,7 @@ from efvfl import Federation, Optimizer, TopK, efvfl, federate
 from efvfl.core.block import Block
 from efvfl.models.vision import resnet18
 from efvfl.network.workers import worker_group
-from efvfl.network.workers.worker_group import WorkerGroup
+from efvfl.network.workers.worker_group import GroupModel, WorkerGroup
 
 ROWS, BATCH, WIDTH, CLASSES = 1024, 128, 16, 10
 NAME = "party"
@@ -49,10 +49,10 @@ def run_worker(rounds: int) -> None:
         WorkerGroup(Block(model(), OPTIMIZER, batches.per_epoch), x, batches, NAME).work()
         return
     party = two.parties[NAME]
-    party.crew = WorkerGroup(party.block, x, batches, NAME)
-    party.crew.share()
+    group = WorkerGroup(party.block, x, batches, NAME)
+    party.model = party.open.model = GroupModel(group, 0)
     found = alternate({"one": one.step, "two": two.step}, rounds, warm=2)
-    party.crew.leave(None, None, None)
+    group.leave(None, None, None)
     print(json.dumps({name: timing.samples for name, timing in found.items()}))
 
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from efvfl.compress import QSGD, Cast, Compressor, Identity, RandK, Sign, TopK, TopKQSGD
     from efvfl.compress.ramp import Ramp
+    from efvfl.core.agreement import Agreement, PrivateLabels, SharedLabels
     from efvfl.core.batches import Batches
     from efvfl.core.block import Optimizer
     from efvfl.core.losses import Loss
-    from efvfl.core.methods import Agreement, Link, Method, cvfl, efvfl, svfl
+    from efvfl.core.methods import Link, Method, cvfl, efvfl, svfl
     from efvfl.core.protection import Protection
     from efvfl.errors import EfvflError
     from efvfl.runs.estimators import VerticalClassifier, VerticalRegressor
@@ -29,7 +30,8 @@ _HOMES = {
     "runs.estimators": ("VerticalClassifier", "VerticalRegressor"),
     "training.federate": ("federate",),
     "core.losses": ("Loss",),
-    "core.methods": ("Agreement", "Link", "Method", "cvfl", "efvfl", "svfl"),
+    "core.agreement": ("Agreement", "PrivateLabels", "SharedLabels"),
+    "core.methods": ("Link", "Method", "cvfl", "efvfl", "svfl"),
     "wire.message": ("Message",),
     "wire.packet": ("Packet",),
     "core.protection": ("Protection",),
@@ -53,10 +55,12 @@ __all__ = [
     "Method",
     "Optimizer",
     "Packet",
+    "PrivateLabels",
     "Protection",
     "Ramp",
     "RandK",
     "Record",
+    "SharedLabels",
     "Sign",
     "TopK",
     "TopKQSGD",

@@ -8,7 +8,7 @@ import torch
 from problems import CLASSES, WIDTH, everything, parameters, problem, same
 from torch import nn
 
-from efvfl import Agreement, Federation, Optimizer, Packet, TopK, efvfl
+from efvfl import Agreement, Federation, Optimizer, Packet, PrivateLabels, SharedLabels, TopK, efvfl
 from efvfl.errors import ProtocolError
 from efvfl.wire.packet import DTYPES
 
@@ -22,7 +22,7 @@ def rich_head() -> nn.Module:
 
 
 def federation(fusion: str, downlink: str = "relay", **options: object) -> Federation:
-    agreement = Agreement(labels="shared", fusion=fusion, downlink=downlink, digest_every=4, **options)  # type: ignore[arg-type]
+    agreement = Agreement(SharedLabels(fusion=fusion, downlink=downlink, digest_every=4, **options))  # type: ignore[arg-type]
     return problem(
         efvfl(TopK(0.2), fusion=TopK(0.5)), head=rich_head(), agreement=agreement, optimizer=OPTIMIZER, batch_size=16
     )
@@ -48,12 +48,12 @@ def test_replicas_are_equal_to_the_server_bit_for_bit() -> None:
     list(run.train(3))
     own = run.server.block.exact_vector()
     for party in run.parties.values():
-        assert torch.equal(party.guide.hearer.block.exact_vector(), own)  # type: ignore[attr-defined]
+        assert torch.equal(party.label_mode.receiver.block.exact_vector(), own)  # type: ignore[attr-defined]
 
 
 def spoil(run: Federation, name: str) -> None:
     """Change one number of a party's copy, as another processor might."""
-    module = run.parties[name].guide.hearer.block.module  # type: ignore[attr-defined]
+    module = run.parties[name].label_mode.receiver.block.module  # type: ignore[attr-defined]
     with torch.no_grad():
         next(module.parameters()).view(-1)[0] += 1e-7
 
@@ -62,7 +62,7 @@ def test_a_digest_covers_the_optimisers_state() -> None:
     run = federation("replicate")
     for _ in range(5):
         run.step()
-    block = run.parties["party2"].guide.hearer.block  # type: ignore[attr-defined]
+    block = run.parties["party2"].label_mode.receiver.block  # type: ignore[attr-defined]
     state = block.optimizer.state[block.parameters[0]]
     state["momentum_buffer"].view(-1)[0] += 1e-9
     assert block.digest() != run.server.block.digest()
@@ -93,13 +93,13 @@ def test_buffers_of_any_kind_reach_the_parties() -> None:
     runs = []
     for fusion in ("send", "replicate"):
         torch.manual_seed(3)
-        agreement = Agreement(labels="shared", fusion=fusion, digest_every=2)  # type: ignore[arg-type]
+        agreement = Agreement(SharedLabels(fusion=fusion, digest_every=2))  # type: ignore[arg-type]
         run = problem(efvfl(TopK(0.2)), head=Counter(), agreement=agreement, batch_size=16)
         list(run.train(2))
         runs.append(run)
         assert run.server.fusion.head.calls == 8
     assert same(*(everything(run) for run in runs))
-    assert runs[1].server.answer.teller.mends == [0, 0, 0]  # type: ignore[attr-defined]
+    assert runs[1].server.label_mode.sender.mends == {"party1": 0, "party2": 0, "party3": 0}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("downlink", ["relay", "aggregate"])
@@ -107,8 +107,8 @@ def test_a_head_that_works_in_place_harms_nobody(downlink: str) -> None:
     def run(inplace: bool, labels: str) -> list[torch.Tensor]:
         torch.manual_seed(3)
         top = nn.Sequential(nn.ReLU(inplace=inplace), nn.Linear(WIDTH, CLASSES)).double()
-        shared = {"downlink": downlink, "fusion": "replicate"} if labels == "shared" else {}
-        agreement = Agreement(labels=labels, **shared)  # type: ignore[arg-type]
+        mode = SharedLabels(downlink=downlink, fusion="replicate")  # type: ignore[arg-type]
+        agreement = Agreement(mode if labels == "shared" else PrivateLabels())
         made = problem(efvfl(TopK(0.2)), head=top, agreement=agreement, batch_size=16)
         list(made.train(2))
         return everything(made)
@@ -120,7 +120,7 @@ def test_a_head_that_works_in_place_harms_nobody(downlink: str) -> None:
 @pytest.mark.parametrize("fusion", ["send", "replicate", "compress"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_fusion_model_without_parameters(fusion: str, dtype: torch.dtype) -> None:
-    agreement = Agreement(labels="shared", fusion=fusion)  # type: ignore[arg-type]
+    agreement = Agreement(SharedLabels(fusion=fusion))  # type: ignore[arg-type]
     run = problem(efvfl(TopK(0.2), fusion=TopK(0.5)), dtype, head=nn.Identity(), agreement=agreement, batch_size=16)
     *_, last = run.train(2)
     assert last.step == 8
@@ -153,12 +153,12 @@ def test_a_wrong_digest_is_refused_before_anything_is_absorbed(digest: tuple[Pac
 
 def test_a_digest_that_is_not_due_is_refused() -> None:
     extra = (Packet(0, DTYPES[2], (8,), b"12345678"),)
-    for agreement in (Agreement(), Agreement(labels="shared"), Agreement(labels="shared", fusion="replicate")):
+    for agreement in (Agreement(), Agreement(labels="shared"), Agreement(SharedLabels(fusion="replicate"))):
         run = problem(efvfl(TopK(0.2)), agreement=agreement, batch_size=16)
         run.step()
         reply = run._replies[0]["party1"]
         before = everything(run)
-        with pytest.raises(ProtocolError, match="no digest of a fusion model is due"):
+        with pytest.raises(ProtocolError, match="expected a report without block 0"):
             run.server.step(run._replies[0] | {"party1": replace(reply, packets={0: extra, **reply.packets})})
         assert same(before, everything(run))
 
@@ -183,11 +183,11 @@ def test_a_mismatch_is_mended_with_an_exact_copy() -> None:
             each.step()
         if step == 5:
             spoil(run, "party2")
-            assert run.server.block.digest() != run.parties["party2"].guide.hearer.block.digest()  # type: ignore[attr-defined]
-    hearer = run.parties["party2"].guide.hearer  # type: ignore[attr-defined]
-    assert hearer.mends == 1
-    assert run.server.answer.teller.mends == [0, 1, 0]  # type: ignore[attr-defined]
-    assert torch.equal(hearer.block.exact_vector(), run.server.block.exact_vector())
+            assert run.server.block.digest() != run.parties["party2"].label_mode.receiver.block.digest()  # type: ignore[attr-defined]
+    receiver = run.parties["party2"].label_mode.receiver  # type: ignore[attr-defined]
+    assert receiver.mends == 1
+    assert run.server.label_mode.sender.mends == {"party1": 0, "party2": 1, "party3": 0}  # type: ignore[attr-defined]
+    assert torch.equal(receiver.block.exact_vector(), run.server.block.exact_vector())
     fusion_bytes = {p: run.ledger.bytes["down", p, "fusion"] for p in run.parties}
     assert fusion_bytes["party2"] > fusion_bytes["party1"] == clean.ledger.bytes["down", "party1", "fusion"]
 
@@ -203,8 +203,8 @@ def test_the_third_mismatch_switches_to_sending_with_a_warning() -> None:
         caught += [str(w.message) for w in seen]
     assert len(caught) == 1
     assert "'party2' computed another fusion model than the server for the third time" in caught[0]
-    hearer = run.parties["party2"].guide.hearer  # type: ignore[attr-defined]
-    assert not hearer.follows
+    receiver = run.parties["party2"].label_mode.receiver  # type: ignore[attr-defined]
+    assert not receiver.follows
     before = run.ledger.bytes["down", "party2", "fusion"]
     run.step(hold=True)
     assert run.ledger.bytes["down", "party2", "fusion"] > before  # sent every step now
@@ -215,7 +215,7 @@ def test_a_partys_own_pass_changes_no_buffer_of_the_fusion_model() -> None:
     run = federation("send")
     party = run.parties["party1"]
     run.step()
-    copy = party.guide.fusion.head[0]  # type: ignore[attr-defined]
+    copy = party.label_mode.fusion.head[0]  # type: ignore[attr-defined]
     sent = run.server.fusion.head[0]  # type: ignore[index]
     assert copy.num_batches_tracked == 0  # only the server counts
     assert sent.num_batches_tracked == 1
@@ -224,12 +224,12 @@ def test_a_partys_own_pass_changes_no_buffer_of_the_fusion_model() -> None:
 def test_compressing_x0_gives_the_parties_g0_and_the_server_its_exact_x0() -> None:
     run = federation("compress")
     list(run.train(3))
-    teller = run.server.answer.teller  # type: ignore[attr-defined]
-    g0 = teller.channel.memory.g
+    sender = run.server.label_mode.sender  # type: ignore[attr-defined]
+    g0 = sender.channel.memory.g
     assert not torch.allclose(g0, run.server.block.vector())
     for party in run.parties.values():
-        assert torch.equal(party.guide.hearer.channel.memory.g, g0)  # type: ignore[attr-defined]
-        assert torch.equal(party.guide.hearer.block.vector(), g0)  # type: ignore[attr-defined]
+        assert torch.equal(party.label_mode.receiver.channel.memory.g, g0)  # type: ignore[attr-defined]
+        assert torch.equal(party.label_mode.receiver.block.vector(), g0)  # type: ignore[attr-defined]
 
 
 def test_the_start_of_a_replica_is_told_not_guessed() -> None:
@@ -237,7 +237,7 @@ def test_the_start_of_a_replica_is_told_not_guessed() -> None:
     plain, other = federation("replicate"), federation("replicate")
     with torch.no_grad():
         for party in other.parties.values():
-            for parameter in party.guide.fusion.parameters():  # type: ignore[attr-defined]
+            for parameter in party.label_mode.fusion.parameters():  # type: ignore[attr-defined]
                 parameter.fill_(9.0)
     for run in (plain, other):
         list(run.train(2))

@@ -17,7 +17,7 @@ from problems import everything, problem, same
 from recovery_case import FrameFate, disturbed, rows, small, undisturbed  # noqa: F401
 from torch import Tensor
 
-from efvfl import QSGD, Agreement, Federation, TopK, efvfl
+from efvfl import QSGD, Agreement, Federation, SharedLabels, TopK, efvfl
 from efvfl.cli.main import main
 from efvfl.core.channel import Channel
 from efvfl.core.memory import ErrorFeedback
@@ -29,7 +29,7 @@ AGREEMENTS = [
     Agreement(),
     Agreement(reports="all"),
     Agreement(labels="shared"),
-    Agreement(labels="shared", downlink="aggregate", fusion="replicate"),
+    Agreement(SharedLabels(downlink="aggregate", fusion="replicate")),
     Agreement(memory_dtype="bfloat16"),
 ]
 
@@ -49,7 +49,7 @@ def saved(federation: Federation, path: Path) -> tuple[dict[str, Any], bytes]:
     return parts(path.read_bytes())
 
 
-@pytest.mark.parametrize("agreement", AGREEMENTS, ids=lambda a: f"{a.labels}-{a.downlink}-{a.reports}-{a.memory_dtype}")
+@pytest.mark.parametrize("agreement", AGREEMENTS, ids=str)
 def test_a_mapped_run_is_the_same_run_and_saves_the_same_bytes(agreement: Agreement, tmp_path: Path) -> None:
     runs = {folder: made(agreement, folder) for folder in (None, tmp_path / "scratch")}
     for run in runs.values():
@@ -137,7 +137,7 @@ def with_rows(state: object, count: int) -> int:
 
 @pytest.mark.parametrize(("downlink", "held"), [("aggregate", 1), ("relay", 3)])
 def test_with_the_combination_a_party_holds_its_own_memory_only(downlink: str, held: int) -> None:
-    agreement = Agreement(labels="shared", downlink=downlink)  # type: ignore[arg-type]
+    agreement = Agreement(SharedLabels(downlink=downlink))  # type: ignore[arg-type]
     run = problem(efvfl(TopK(0.2)), agreement=agreement, batch_size=16)
     run.step()
     for party in run.parties.values():

@@ -8,13 +8,13 @@ from memory_case import AGREEMENTS, COMPRESSORS
 from problems import everything, memories, problem, same
 from torch import nn
 
-from efvfl import QSGD, Agreement, Method, TopK, cvfl, efvfl
+from efvfl import QSGD, Agreement, Method, SharedLabels, TopK, cvfl, efvfl
 from efvfl.core.batches import ALL
 from efvfl.core.memory import Direct, ErrorFeedback, make
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("agreement", AGREEMENTS, ids=lambda a: f"{a.labels}-{a.downlink}-{a.fusion}-{a.reports}")
+@pytest.mark.parametrize("agreement", AGREEMENTS, ids=str)
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: c.name)
 def test_memories_are_equal_at_both_ends(compressor: TopK, agreement: Agreement, dtype: torch.dtype) -> None:
     method = efvfl(compressor, down=compressor, fusion=compressor)
@@ -37,7 +37,7 @@ def test_memories_are_equal_at_both_ends(compressor: TopK, agreement: Agreement,
     [efvfl(QSGD(4), down=TopK(0.2)), efvfl(TopK(0.2), start="exact"), cvfl(TopK(0.2))],
     ids=["ef", "exact", "c"],
 )
-@pytest.mark.parametrize("agreement", AGREEMENTS[:5], ids=lambda a: f"{a.labels}-{a.fusion}-{a.reports}")
+@pytest.mark.parametrize("agreement", AGREEMENTS[:5], ids=str)
 def test_going_through_the_bytes_changes_nothing(method: Method, agreement: Agreement, size: int) -> None:
     runs = [problem(method, agreement=agreement, batch_size=size, wire=wire) for wire in (False, True)]
     records = [list(run.train(3)) for run in runs]
@@ -52,7 +52,7 @@ def test_the_first_report_is_compressed_or_exact() -> None:
         federation = problem(efvfl(TopK(0.1), start=start))  # type: ignore[arg-type]
         party = federation.parties["party1"]
         party.handle(federation.server.begin()["party1"])
-        h = party.block.module(party.features)
+        h = party.block.module(party.model.features)  # type: ignore[attr-defined]
         assert torch.equal(party.up.memory.g, h) is exact  # type: ignore[attr-defined]
 
 
@@ -65,11 +65,11 @@ def test_an_exact_start_is_exact_at_every_rows_first_visit() -> None:
         assert isinstance(rows, torch.Tensor)
         if step == 0:
             federation._replies = [federation.transport.exchange(federation.server.begin())]
-        h = party._reports[0].h.detach()
+        h = party.open.oldest.h.detach()
         g = party.up.memory.g[rows]  # type: ignore[attr-defined]
         new = [i for i, row in enumerate(rows.tolist()) if row not in seen]
         assert torch.equal(g[new], h[new])
-        kinds.add(len(party.open_reports()[0].packets[2]))
+        kinds.add(len(party.open.unanswered(party.step)[0].packets[2]))
         seen |= set(rows.tolist())
         federation.step()
     assert kinds == {1, 2}  # batches of new rows or old ones, and batches with both
@@ -133,7 +133,7 @@ def test_one_forward_pass_a_step_and_one_update_of_running_statistics() -> None:
     for agreement in (
         Agreement(labels="private"),
         Agreement(labels="shared"),
-        Agreement(labels="shared", local_steps=3),
+        Agreement(SharedLabels(local_steps=3)),
     ):
         models: list[nn.Module] = [Counting(), nn.Linear(3, 4), nn.Linear(4, 4)]
         federation = problem(efvfl(TopK(0.5)), torch.float32, models=models, agreement=agreement, batch_size=16)

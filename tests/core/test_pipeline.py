@@ -23,10 +23,11 @@ from problems import (
     problem,
     same,
 )
-from reference import central_sgd, delayed_sgd, vertical
+from reference import Setting, central_sgd, delayed_sgd, vertical
 from torch import nn
 
-from efvfl import Agreement, Federation, Message, Optimizer, TopK, cvfl, efvfl
+from efvfl import Agreement, Federation, Message, Optimizer, SharedLabels, TopK, cvfl, efvfl
+from efvfl.config.run_file import AgreementConfig
 from efvfl.errors import ConfigError, LimitError, ProtocolError, RefusedError
 from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.frame import Frame, FrameKind
@@ -117,22 +118,9 @@ def test_compressed_runs_equal_the_plain_algorithm(
     labels: str, local_steps: int, size: int, feedback: bool, reports: str
 ) -> None:
     x = columns()
-    expected = vertical(
-        x,
-        classes(x),
-        local_models(),
-        head(),
-        "mean",
-        schedule(size, 10),
-        LR,
-        compress=topk(0.2),
-        feedback=feedback,
-        private=labels == "private",
-        local_steps=local_steps,
-        all_rows=reports == "all",
-        delayed=True,
-    )
-    agreement = Agreement(labels=labels, local_steps=local_steps, reports=reports, pipeline=True)  # type: ignore[arg-type]
+    setting = Setting(topk(0.2), feedback, labels == "private", LR, "mean", local_steps, reports == "all", delayed=True)
+    expected = vertical(x, classes(x), local_models(), head(), schedule(size, 10), setting)
+    agreement = AgreementConfig(labels=labels, local_steps=local_steps, reports=reports, pipeline=True).build()  # type: ignore[arg-type]
     method = efvfl(TopK(0.2)) if feedback else cvfl(TopK(0.2))
     federation = problem(method, agreement=agreement, batch_size=size)
     assert close(trained(federation, 10), expected)
@@ -142,7 +130,7 @@ def test_compressed_runs_equal_the_plain_algorithm(
 def test_relay_equals_aggregate(size: int) -> None:
     runs = []
     for downlink in ("relay", "aggregate"):
-        agreement = Agreement(labels="shared", downlink=downlink, pipeline=True)  # type: ignore[arg-type]
+        agreement = Agreement(SharedLabels(downlink=downlink), pipeline=True)  # type: ignore[arg-type]
         runs.append(trained(problem(efvfl(TopK(0.2)), agreement=agreement, batch_size=size), 12))
     assert close(*runs)
 
@@ -210,7 +198,7 @@ def test_both_ends_remember_the_same_and_frozen_parts_stay(size: int) -> None:
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_a_full_batch_goes_on_bit_for_bit(stop: int) -> None:
     """Every report is on the same rows: what the older one left in the memory is gone when the state is saved."""
-    agreement = Agreement(labels="shared", downlink="aggregate", pipeline=True)
+    agreement = Agreement(SharedLabels(downlink="aggregate"), pipeline=True)
     run = rich(agreement=agreement)
     for _ in range(stop):
         run.step()
@@ -233,14 +221,14 @@ def test_through_bytes_it_is_the_same() -> None:
 def test_messages_out_of_turn_are_refused_and_repeated_ones_answered_alike() -> None:
     federation = problem(efvfl(TopK(0.2)), agreement=Agreement(pipeline=True), batch_size=16)
     party, server = federation.parties["party1"], federation.server
-    with pytest.raises(ProtocolError, match="is at step 0, but a message for step 1 came"):
+    with pytest.raises(ProtocolError, match="expected a message for step 0, got one for 1"):
         party.handle(Message(Kind.BEGIN, 1))
     replies = [federation.transport.exchange(server.begin(ahead)) for ahead in (0, 1)]
-    with pytest.raises(ProtocolError, match="is at step 0, but a message for step 2 came"):
+    with pytest.raises(ProtocolError, match="expected a message for step 0, got one for 2"):
         party.handle(Message(Kind.BEGIN, 2))
     asked = server.step(replies[0])["party1"]
     following = server.step(replies[1])["party1"]
-    with pytest.raises(ProtocolError, match="is at step 0, but a message for step 1 came"):
+    with pytest.raises(ProtocolError, match="expected a message for step 0, got one for 1"):
         party.handle(following)
     reports = [party.handle(message) for message in (asked, following)]
     assert [report.step for report in reports] == [2, 3]
@@ -264,9 +252,9 @@ def test_training_after_single_steps_has_its_pipeline_back_after_the_record() ->
 
 
 def test_replicas_and_missing_parties_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"pipeline = true does not work with fusion = 'replicate'.*'send'"):
-        Agreement(labels="shared", fusion="replicate", pipeline=True)
-    with pytest.raises(ConfigError, match=r"on_missing = 'stale' does not work with agreement\.pipeline"):
+    with pytest.raises(ConfigError, match=r"pipeline = true does not go with fusion = 'replicate'.*'send'"):
+        problem(agreement=Agreement(SharedLabels(fusion="replicate"), pipeline=True))
+    with pytest.raises(ConfigError, match="on_missing = 'stale' does not go with pipeline = true"):
         config(agreement=PIPELINE, network={"on_missing": "stale"})
 
 
@@ -368,7 +356,13 @@ def spoilt(right: PartyProcess, number: int) -> PartyProcess:
     return right
 
 
-@pytest.mark.parametrize(("number", "text"), [(1, "REPORT for step 8 with"), (3, "READY for step 9, but")])
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (1, "expected REPORT on step 1 .* got REPORT for step 8 with"),
+        (3, "expected an empty READY for step 2.* got READY for step 9"),
+    ],
+)
 def test_a_wrong_reply_that_came_early_is_refused_when_its_turn_comes(number: int, text: str, tmp_path: Path) -> None:
     run = config(agreement=PIPELINE)
     with Network(run, tmp_path / "run") as network:
@@ -386,7 +380,7 @@ def test_a_wrong_reply_that_came_early_is_refused_when_its_turn_comes(number: in
         list(serving.train())
         network.finish()
         assert_same(reference(run), network.outcome())
-        with pytest.raises(RefusedError, match=f"top-left sent {text}"):
+        with pytest.raises(RefusedError, match=f"top-left: {text}"):
             refused.result(timeout=0)
 
 

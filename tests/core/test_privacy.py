@@ -1,5 +1,6 @@
 """Private labels: what is sent holds neither labels nor fusion parameters, and still it learns."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import mean
 
@@ -8,9 +9,9 @@ import torch
 from leaks import Tap, find_leaks
 
 from efvfl import Federation, Message
-from efvfl.config.run_file import MethodConfig, RunConfig
+from efvfl.config.run_file import AgreementConfig, MethodConfig, RunConfig
 from efvfl.core.channel import send_exactly
-from efvfl.core.methods import Agreement
+from efvfl.core.fusion import StepContext
 from efvfl.data import digits
 from efvfl.runs.build import make_federation
 from efvfl.wire.message import Kind
@@ -24,7 +25,7 @@ def federation(labels: str, seed: int = 0, epochs: int = 50, **method: object) -
         seed=seed,
         epochs=epochs,
         method=MethodConfig("efvfl", COMPRESSOR, **method),  # type: ignore[arg-type]
-        agreement=Agreement(labels=labels),  # type: ignore[arg-type]
+        agreement=AgreementConfig(labels=labels),  # type: ignore[arg-type]
         optimizer={"name": "SGD", "lr": 4.0},
     )
     return make_federation(config, digits(seed))
@@ -70,26 +71,27 @@ def test_nothing_that_was_sent_holds_labels_or_fusion_parameters(tapped: Tap) ->
 @pytest.mark.parametrize("secret", ["uint8", "int64", "float32", "fusion", "half a fusion"])
 def test_a_planted_leak_is_found(secret: str) -> None:
     run = federation("private")
-    honest = run.server.answer.messages
+    honest = run.server.label_mode.answers
 
-    def leaking(step: int, rows: object, replies: list[Message], combined: torch.Tensor, hold: bool) -> list[Message]:
-        messages = honest(step, rows, replies, combined, hold)  # type: ignore[arg-type]
-        if step != 7:
+    def leaking(context: StepContext, reports: Mapping[str, Message], hold: bool) -> dict[str, Message]:
+        messages = honest(context, reports, hold)
+        if context.step != 7:
             return messages
         if secret.endswith("fusion"):
             vector = run.server.block.vector()
             body = send_exactly(vector[5:9] if secret.startswith("half") else vector)[0].body
         else:
-            body = run.server.labels[rows].to(getattr(torch, secret)).numpy().tobytes()  # type: ignore[index]
-        packet = messages[0].packets[1][0]
+            body = run.server.labels[context.rows].to(getattr(torch, secret)).numpy().tobytes()
+        first = next(iter(messages))
+        packet = messages[first].packets[1][0]
         # Hidden in the middle of a cotangent, at an odd place.
         hidden = Packet(
             packet.codec, packet.dtype, packet.shape, packet.body[:13] + body + packet.body[13 + len(body) :]
         )
         object.__setattr__(hidden, "decoded", torch.zeros(packet.shape).numpy())
-        return [replace(messages[0], packets={1: (hidden,)}), *messages[1:]]
+        return messages | {first: replace(messages[first], packets={1: (hidden,)})}
 
-    run.server.answer.messages = leaking  # type: ignore[method-assign]
+    run.server.label_mode.answers = leaking  # type: ignore[method-assign]
     tap = Tap(run)
     for _ in range(12):
         run.step()

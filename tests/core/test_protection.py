@@ -27,15 +27,15 @@ NOISY = Protection(clip=0.05, noise=2.0)
 def sent(run: Federation, steps: int) -> list[dict[str, Tensor]]:
     """Train so many steps; return the cotangent that every party was sent, step by step."""
     found: list[dict[str, Tensor]] = []
-    honest = run.server.answer.messages
+    honest = run.server.label_mode.answers
 
-    def listening(*arguments: object) -> list[Message]:
+    def listening(*arguments: object) -> dict[str, Message]:
         messages = honest(*arguments)  # type: ignore[arg-type]
-        blocks = (message.packets[k][0] for k, message in enumerate(messages, start=1))
-        found.append({name: torch.tensor(decode(block)) for name, block in zip(run.parties, blocks, strict=True)})
+        blocks = {name: message.packets[k][0] for k, (name, message) in enumerate(messages.items(), start=1)}
+        found.append({name: torch.tensor(decode(block)) for name, block in blocks.items()})
         return messages
 
-    run.server.answer.messages = listening  # type: ignore[method-assign]
+    run.server.label_mode.answers = listening  # type: ignore[method-assign]
     for _ in range(steps):
         run.step()
     return found
@@ -105,7 +105,7 @@ def test_off_and_a_clip_that_no_row_reaches_change_nothing(combine: str) -> None
         problem(efvfl(TopK(0.3), QSGD(4)), combine=combine, batch_size=16, protect=protect)
         for protect in (None, Protection(), Protection(clip=1e6))
     ]
-    assert runs[0].server.answer.protection == Protection()  # type: ignore[attr-defined]
+    assert runs[0].server.label_mode.protection == Protection()  # type: ignore[attr-defined]
     for run in runs:
         for _ in range(9):
             run.step()
@@ -182,12 +182,15 @@ def test_a_resumed_run_has_the_noise_it_would_have_had(method: Method, combine: 
     ("text", "error"),
     [
         ("[protect]\nnoise = 1.0", "noise = 1.0 needs protect.clip"),
-        ("[protect]\nclip = -1", "protect.clip = -1 came, a finite number from 0"),
-        ("[protect]\nclip = nan", "protect.clip = nan came"),
-        ("[protect]\nclip = 1\nnoise = inf", "protect.noise = inf came"),
+        ("[protect]\nclip = -1", "protect.clip: expected a finite number from 0, got -1"),
+        ("[protect]\nclip = nan", "protect.clip: .* got nan"),
+        ("[protect]\nclip = 1\nnoise = inf", "protect.noise: .* got inf"),
         ("[protect]\nclip = 'much'", "clip = 'much' came, a number is expected"),
         ("[protect]\nclips = 1.0", r"no key 'clips' here\. Did you mean 'clip'\?"),
-        ("[protect]\nclip = 1.0\n[agreement]\nlabels = 'shared'", "protect is set, but it would have no effect"),
+        (
+            "[protect]\nclip = 1.0\n[agreement]\nlabels = 'shared'",
+            "protect does not go with shared labels: .* no effect",
+        ),
     ],
 )
 def test_mistakes_are_answered(text: str, error: str, tmp_path: Path) -> None:
@@ -197,7 +200,7 @@ def test_mistakes_are_answered(text: str, error: str, tmp_path: Path) -> None:
 
 
 def test_shared_labels_refuse_it_from_python_too() -> None:
-    with pytest.raises(ConfigError, match="no effect: labels are shared"):
+    with pytest.raises(ConfigError, match="protect does not go with shared labels"):
         problem(agreement=Agreement(labels="shared"), protect=NOISY)
     problem(agreement=Agreement(labels="shared"), protect=Protection())
 
@@ -206,7 +209,7 @@ def test_a_run_file_reaches_the_server_and_old_results_keep_their_names(tmp_path
     (tmp_path / "run.toml").write_text("[protect]\nclip = 1\nnoise = 0.5\n")
     config = load(tmp_path / "run.toml")
     run = make_federation(config, digits())
-    assert run.server.answer.protection == Protection(1.0, 0.5)  # type: ignore[attr-defined]
+    assert run.server.label_mode.protection == Protection(1.0, 0.5)  # type: ignore[attr-defined]
     plain = RunConfig(method=MethodConfig("svfl"))
     assert Job("x", plain).key == Job("x", replace(plain, protect=Protection())).key == "fd84073740a211c0"
     assert Job("x", replace(plain, protect=NOISY)).key != Job("x", plain).key

@@ -7,7 +7,7 @@ import pytest
 import torch
 from problems import columns, everything, problem, same
 
-from efvfl import QSGD, Agreement, EfvflError, Message, TopK, efvfl, svfl
+from efvfl import QSGD, Agreement, EfvflError, Message, SharedLabels, TopK, efvfl, svfl
 from efvfl.errors import ConfigError, ProtocolError
 from efvfl.wire.message import Kind
 
@@ -36,24 +36,27 @@ def test_messages_out_of_turn_are_refused() -> None:
     federation = problem(efvfl(TopK(0.2)), batch_size=16)
     party = federation.parties["party1"]
     begin = federation.server.begin()["party1"]
-    with pytest.raises(ProtocolError, match="is at step 0, but a message for step 3 came"):
+    with pytest.raises(ProtocolError, match="expected a message for step 0, got one for 3"):
         party.handle(replace(begin, step=3))
-    with pytest.raises(ProtocolError, match="waits for BEGIN at step 0, but COTANGENT came"):
+    with pytest.raises(ProtocolError, match="expected BEGIN at step 0, got COTANGENT"):
         party.handle(Message(Kind.COTANGENT, 0))
     party.handle(begin)
     for kind in (Kind.RELAY, Kind.READY, Kind.REPORT, Kind.AGGREGATE):
-        with pytest.raises(ProtocolError, match=f"waits for COTANGENT at step 0, but {kind.name} came"):
+        with pytest.raises(ProtocolError, match=f"expected COTANGENT at step 0, got {kind.name}"):
             party.handle(Message(kind, 0))
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda m: replace(m, packets={}), r"blocks \[\] came, only block 1"),
-        (lambda m: replace(m, packets={2: m.packets[1]}), r"blocks \[2\] came"),
-        (lambda m: replace(m, packets={1: m.packets[1], 2: m.packets[1]}), r"blocks \[1, 2\] came"),
-        (lambda m: replace(m, packets={1: m.packets[1] * 2}), "2 packets, 1 is expected"),
-        (lambda m: replace(m, packets={1: (replace(m.packets[1][0], shape=(4, 16)),)}), r"shape \(4, 16\)"),
+        (lambda m: replace(m, packets={}), r"expected block 1 alone, got blocks \[\]"),
+        (lambda m: replace(m, packets={2: m.packets[1]}), r"got blocks \[2\]"),
+        (lambda m: replace(m, packets={1: m.packets[1], 2: m.packets[1]}), r"got blocks \[1, 2\]"),
+        (lambda m: replace(m, packets={1: m.packets[1] * 2}), "expected 1 packet, got 2"),
+        (
+            lambda m: replace(m, packets={1: (replace(m.packets[1][0], shape=(4, 16)),)}),
+            r"expected shape \(16, 4\) .* got \(4, 16\)",
+        ),
     ],
 )
 def test_a_wrong_cotangent_is_refused_before_anything_changes(change: Callable[[Message], Message], text: str) -> None:
@@ -72,9 +75,12 @@ def test_a_wrong_cotangent_is_refused_before_anything_changes(change: Callable[[
     ("change", "text"),
     [
         (lambda r: r.pop("party2"), "reports of"),
-        (lambda r: r.update(party2=replace(r["party2"], step=5)), "party2 sent REPORT for step 5"),
-        (lambda r: r.update(party2=Message(Kind.READY, 0)), "party2 sent READY"),
-        (lambda r: r.update(party2=r["party1"]), r"party2 sent REPORT for step 0 with blocks \[1\]"),
+        (
+            lambda r: r.update(party2=replace(r["party2"], step=5)),
+            "party2: expected REPORT on step 0 .* got REPORT for step 5",
+        ),
+        (lambda r: r.update(party2=Message(Kind.READY, 0)), "party2: expected REPORT .* got READY"),
+        (lambda r: r.update(party2=r["party1"]), r"party2: .* block 2, got REPORT for step 0 with blocks \[1\]"),
     ],
 )
 def test_wrong_reports_are_refused(change: Callable[[dict[str, Message]], None], text: str) -> None:
@@ -91,9 +97,9 @@ def test_relay_refuses_other_blocks_than_the_peers() -> None:
     message = federation.server.step(replies)["party1"]
     wrong = replace(message, packets={k: v for k, v in message.packets.items() if k != 3})
     before = everything(federation)
-    with pytest.raises(ProtocolError, match=r"blocks \[0, 2\] came, \[2, 3\]"):
+    with pytest.raises(ProtocolError, match=r"expected blocks \[2, 3\] and perhaps 0, got \[0, 2\]"):
         federation.parties["party1"].handle(wrong)
-    with pytest.raises(ProtocolError, match="fusion model came in 0 packets"):
+    with pytest.raises(ProtocolError, match="fusion model: expected 1 packet, got 0"):
         federation.parties["party1"].handle(replace(message, packets={k: message.packets[k] for k in (2, 3)}))
     assert same(before, everything(federation))
     assert federation.parties["party1"].handle(message).kind == Kind.REPORT
@@ -149,10 +155,10 @@ def test_private_keys_are_nobody_elses() -> None:
 
     def keys(**options: object) -> dict[str, int]:
         run = problem(efvfl(QSGD(4), down=QSGD(4)), batch_size=16, **options)  # type: ignore[arg-type]
-        found = {"batches": run.server.batches.seed, "fusion": run.server.key}
+        found = {"batches": run.server.batches.seed, "fusion": run.server.plan.fusion_key}
         for name, party in run.parties.items():
-            found |= {f"{name} noise": party.up.key, f"{name} dropout": party.key}
-        for name, channel in zip(run.parties, run.server.answer.channels, strict=True):  # type: ignore[attr-defined]
+            found |= {f"{name} noise": party.up.key, f"{name} dropout": party.model.key}  # type: ignore[attr-defined]
+        for name, channel in run.server.label_mode.downs.items():  # type: ignore[attr-defined]
             found[f"server to {name}"] = channel.key
         return found
 
@@ -178,7 +184,7 @@ def test_every_local_update_draws_its_own_dropout_mask() -> None:
 
     listening = Listening()
     models = [listening, *(torch.nn.Linear(n, 4).double() for n in (3, 4))]
-    run = problem(svfl(), models=models, agreement=Agreement(labels="shared", local_steps=2), batch_size=16)
+    run = problem(svfl(), models=models, agreement=Agreement(SharedLabels(local_steps=2)), batch_size=16)
     for _ in range(3):
         run.step()
     distinct = {tuple(mask.tolist()) for mask in listening.masks}
@@ -189,7 +195,7 @@ def test_a_local_model_that_would_spoil_the_columns_is_refused() -> None:
     models = [torch.nn.Sequential(torch.nn.ReLU(inplace=True), torch.nn.Linear(n, 4)).double() for n in (5, 3, 4)]
     x = columns()
     run = problem(svfl(), features=x, models=models)
-    with pytest.raises(ConfigError, match="'party1' works in place"):
+    with pytest.raises(ConfigError, match="'party1' changes its input in place"):
         run.step()
     run = problem(svfl(), models=models, batch_size=16)  # a batch is a copy: no harm is done
     run.step()

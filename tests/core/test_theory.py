@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from efvfl import Agreement, Federation, Loss, Method, Optimizer, Ramp, TopK, cvfl, efvfl, federate
 from efvfl.core import theory
-from efvfl.core.methods import Labels
-from efvfl.core.theory import Problem, Step
+from efvfl.core.theory import Labels, Problem, Step
 from efvfl.errors import ConfigError
 
 KEEP = TopK(0.1)

@@ -4,7 +4,7 @@ import pytest
 from paths import ROOT
 
 from efvfl.config.run_file import MethodConfig, RunConfig
-from efvfl.core.methods import Agreement
+from efvfl.core.agreement import Agreement
 from efvfl.data import digits
 from efvfl.experiments import experiment_file
 from efvfl.experiments.tables import collect, paper_scores, score

@@ -1,14 +1,16 @@
 """The whole against something that cannot share its bugs: central SGD, and the algorithms in plain loops."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from oracle_case import LR, schedule, topk, trained
 from problems import classes, close, columns, copies, head, local_models, problem
-from reference import central_sgd, vertical
+from reference import Setting, central_sgd, vertical
 
-from efvfl import Agreement, Method, Optimizer, TopK, cvfl, efvfl, svfl
+from efvfl import Agreement, Method, Optimizer, SharedLabels, TopK, cvfl, efvfl, svfl
+from efvfl.config.run_file import AgreementConfig
 
 COMBINES = ["mean", "sum", "concat"]
 
@@ -30,7 +32,7 @@ def test_error_feedback_of_the_identity_is_central_sgd_too(labels: str) -> None:
     x = columns()
     expected = central_sgd(x, classes(x), local_models(), head(), "mean", schedule(16, 12), LR)
     method = efvfl(Identity(), down=Identity(), fusion=Identity())
-    agreement = Agreement(labels=labels, fusion="compress" if labels == "shared" else "send")
+    agreement = AgreementConfig(labels=labels, fusion="compress" if labels == "shared" else "send").build()
     assert close(trained(problem(method, agreement=agreement, batch_size=16), 12), expected)
 
 
@@ -42,22 +44,10 @@ def test_compressed_runs_equal_the_plain_algorithm(
     labels: str, feedback: bool, local_steps: int, combine: str, all_rows: bool
 ) -> None:
     x = columns()
-    expected = vertical(
-        x,
-        classes(x),
-        local_models(),
-        head(combine),
-        combine,
-        schedule(16, 10),
-        LR,
-        compress=topk(0.2),
-        feedback=feedback,
-        private=labels == "private",
-        local_steps=local_steps,
-        all_rows=all_rows,
-    )
+    setting = Setting(topk(0.2), feedback, labels == "private", LR, combine, local_steps, all_rows)
+    expected = vertical(x, classes(x), local_models(), head(combine), schedule(16, 10), setting)
     method: Method = efvfl(TopK(0.2)) if feedback else cvfl(TopK(0.2))
-    agreement = Agreement(labels=labels, local_steps=local_steps, reports="all" if all_rows else "batch")
+    agreement = AgreementConfig(labels=labels, local_steps=local_steps, reports="all" if all_rows else "batch").build()
     federation = problem(method, combine=combine, agreement=agreement, batch_size=16)
     assert close(trained(federation, 10), expected)
 
@@ -68,22 +58,11 @@ def test_compressing_the_other_direction_equals_the_plain_algorithm(labels: str,
     """Cotangents with private labels, the fusion model with shared ones; the server itself keeps its exact x0."""
     x, private = columns(), labels == "private"
     other = {"down": TopK(0.3)} if private else {"fusion": TopK(0.4)}
-    expected = vertical(
-        x,
-        classes(x),
-        local_models(),
-        head(),
-        "mean",
-        schedule(16, 10),
-        LR,
-        compress=topk(0.2),
-        feedback=feedback,
-        private=private,
-        down=topk(0.3) if private else None,
-        fusion=None if private else topk(0.4),
-    )
+    setting = Setting(topk(0.2), feedback, private, LR)
+    setting = replace(setting, compress_down=topk(0.3)) if private else replace(setting, compress_fusion=topk(0.4))
+    expected = vertical(x, classes(x), local_models(), head(), schedule(16, 10), setting)
     method = (efvfl if feedback else cvfl)(TopK(0.2), **other)  # type: ignore[operator]
-    agreement = Agreement(labels=labels, fusion="send" if private else "compress")
+    agreement = AgreementConfig(labels=labels, fusion="send" if private else "compress").build()
     assert close(trained(problem(method, agreement=agreement, batch_size=16), 10), expected)
 
 
@@ -93,20 +72,20 @@ def test_compressing_the_other_direction_equals_the_plain_algorithm(labels: str,
 def test_relay_equals_aggregate(method: Method, combine: str, fusion: str) -> None:
     runs = []
     for downlink in ("relay", "aggregate"):
-        agreement = Agreement(labels="shared", downlink=downlink, fusion=fusion, local_steps=2)
+        agreement = Agreement(SharedLabels(downlink=downlink, fusion=fusion, local_steps=2))
         federation = problem(method, combine=combine, agreement=agreement, batch_size=16)
         runs.append(trained(federation, 20))
     assert close(*runs)
 
 
 def test_aggregate_refuses_concatenation() -> None:
-    with pytest.raises(ValueError, match="aggregate' needs combine = 'sum' or 'mean'"):
-        problem(combine="concat", agreement=Agreement(labels="shared", downlink="aggregate"))
+    with pytest.raises(ValueError, match=r"aggregate' does not go with combine = 'concat'.* combine = 'sum' or 'mean'"):
+        problem(combine="concat", agreement=Agreement(SharedLabels(downlink="aggregate")))
 
 
 def test_several_local_updates_with_private_labels_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"needs labels = 'shared'.*with private labels it has neither"):
-        Agreement(labels="private", local_steps=2)
+    with pytest.raises(ValueError, match=r"local_steps does not go with private labels.*set labels = 'shared'"):
+        AgreementConfig(labels="private", local_steps=2).build()
 
 
 def test_a_label_holder_with_features_equals_central_sgd_and_sends_nothing() -> None:
@@ -129,7 +108,7 @@ def test_the_label_holders_own_representation_is_exact_with_private_labels() -> 
     assert shared.parties["bank"].up.compressor.name == "topk"
     shared.step(hold=True)
     assert all(party != "bank" for _, party, _ in shared.ledger.bytes)
-    relayed = shared.parties["telco"].guide.peers[0].memory.g  # type: ignore[attr-defined]
+    relayed = shared.parties["telco"].label_mode.peers["bank"].memory.g  # type: ignore[attr-defined]
     assert relayed.any()
     assert torch.equal(relayed, shared.parties["bank"].up.memory.g)  # type: ignore[attr-defined]
 

@@ -1,6 +1,6 @@
 """The compressors and agreements that memories are tried with."""
 
-from efvfl import QSGD, Agreement, Cast, Ramp, RandK, Sign, TopK, TopKQSGD
+from efvfl import QSGD, Agreement, Cast, Ramp, RandK, SharedLabels, Sign, TopK, TopKQSGD
 
 COMPRESSORS = [TopK(0.1), RandK(0.2), QSGD(4), Sign(), Cast("bf16"), TopKQSGD(0.3, 4), TopK(Ramp(0.1, 1.0, 5))]
 
@@ -9,7 +9,7 @@ AGREEMENTS = [
     Agreement(labels="private"),
     Agreement(labels="private", reports="all"),
     Agreement(labels="shared"),
-    Agreement(labels="shared", reports="all", fusion="compress"),
-    Agreement(labels="shared", downlink="aggregate", fusion="replicate", local_steps=2),
-    Agreement(labels="shared", fusion="compress", local_steps=2),
+    Agreement(SharedLabels(fusion="compress"), reports="all"),
+    Agreement(SharedLabels(downlink="aggregate", fusion="replicate", local_steps=2)),
+    Agreement(SharedLabels(fusion="compress", local_steps=2)),
 ]

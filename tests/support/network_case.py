@@ -102,7 +102,7 @@ def _facts_of(record: Record) -> dict[str, Any]:
 
 
 def _copy_of_fusion(party: Party) -> list[Tensor]:
-    fusion = getattr(party.guide, "fusion", None)
+    fusion = getattr(party.label_mode, "fusion", None)
     return [] if fusion is None else [t.detach().clone() for t in (*fusion.parameters(), *fusion.buffers())]
 
 

@@ -49,9 +49,9 @@ def problem(method: Method | None = None, dtype: torch.dtype = torch.float64, **
     """
     x = columns(dtype)
     agreement = options.get("agreement") or Agreement()
-    if method and agreement.labels == "shared":
+    if method and not agreement.private:
         method = replace(method, down=Link())
-    if method and agreement.fusion != "compress":
+    if method and (agreement.private or agreement.shared.fusion != "compress"):
         method = replace(method, fusion=Link())
     elif method and method.fusion == Link():
         method = replace(method, fusion=Link(TopK(0.5), method.up.memory))
@@ -88,15 +88,15 @@ def memories(federation: Federation) -> list[list[Tensor]]:
         if copies:
             links.append(copies)
 
-    parties = list(federation.parties.values())
-    answer = federation.server.answer
-    for k, party in enumerate(parties):
-        others = [p.guide.peers[k] for p in parties if getattr(p.guide, "peers", None)]  # type: ignore[attr-defined]
-        add(party.up, federation.server.channels[k], *others)
-        if hasattr(answer, "channels"):
-            add(party.guide.channel, answer.channels[k])  # type: ignore[attr-defined]
-    if hasattr(getattr(answer, "teller", None), "channel"):
-        add(answer.teller.channel, *(p.guide.hearer.channel for p in parties))  # type: ignore[attr-defined]
+    server: Any = federation.server.label_mode
+    modes: dict[str, Any] = {name: party.label_mode for name, party in federation.parties.items()}
+    for name, party in federation.parties.items():
+        others = [mode.peers[name] for mode in modes.values() if name in getattr(mode, "peers", {})]
+        add(party.up, federation.server.channels[name], *others)
+        if hasattr(server, "downs"):
+            add(modes[name].down, server.downs[name])
+    if hasattr(getattr(server, "sender", None), "channel"):
+        add(server.sender.channel, *(mode.receiver.channel for mode in modes.values()))
     return links
 
 

@@ -7,7 +7,7 @@ from problems import CLASSES, WIDTH, everything, problem
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from efvfl import QSGD, Agreement, Federation, Message, Method, Optimizer, TopK, cvfl, efvfl
+from efvfl import QSGD, Agreement, Federation, Message, Method, Optimizer, SharedLabels, TopK, cvfl, efvfl
 
 STEPS = 11
 
@@ -17,23 +17,23 @@ CASES: dict[str, tuple[Method, Agreement]] = {
     "private-direct": (cvfl(QSGD(4)), Agreement()),
     "private-all-rows": (efvfl(TopK(0.2)), Agreement(reports="all")),
     "private-exact-start": (efvfl(TopK(0.2), start="exact"), Agreement()),
-    "relay-send": (efvfl(QSGD(4)), Agreement(labels="shared", local_steps=2)),
-    "relay-replicate": (efvfl(TopK(0.2)), Agreement(labels="shared", fusion="replicate", digest_every=3)),
+    "relay-send": (efvfl(QSGD(4)), Agreement(SharedLabels(local_steps=2))),
+    "relay-replicate": (efvfl(TopK(0.2)), Agreement(SharedLabels(fusion="replicate", digest_every=3))),
     "aggregate-compress": (
         efvfl(TopK(0.2), fusion=TopK(0.5)),
-        Agreement(labels="shared", downlink="aggregate", fusion="compress"),
+        Agreement(SharedLabels(downlink="aggregate", fusion="compress")),
     ),
     "direct-relay": (cvfl(TopK(0.2)), Agreement(labels="shared")),
     "pipelined": (efvfl(TopK(0.2), down=QSGD(4)), Agreement(pipeline=True)),
     "pipelined-direct": (cvfl(QSGD(4)), Agreement(pipeline=True)),
     "pipelined-all-rows": (
         efvfl(TopK(0.2)),
-        Agreement(labels="shared", downlink="aggregate", reports="all", pipeline=True),
+        Agreement(SharedLabels(downlink="aggregate"), reports="all", pipeline=True),
     ),
     "pipelined-exact-start": (efvfl(TopK(0.2), start="exact"), Agreement(labels="shared", pipeline=True)),
     "pipelined-aggregate-compress": (
         efvfl(TopK(0.2), fusion=TopK(0.5)),
-        Agreement(labels="shared", downlink="aggregate", fusion="compress", pipeline=True, local_steps=2),
+        Agreement(SharedLabels(downlink="aggregate", fusion="compress", local_steps=2), pipeline=True),
     ),
 }
 

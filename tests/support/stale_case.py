@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from efvfl.config.run_file import NetworkConfig, RunConfig
-from efvfl.core.fusion_replicas import ReplicateHearer
-from efvfl.core.fusion_updates import CompressHearer
+from efvfl.core.fusion_replicas import ReplicaReceiver
+from efvfl.core.fusion_updates import CompressedReceiver
 from efvfl.core.memory import ErrorFeedback
 from efvfl.core.party import Party
 from efvfl.core.server import Server
-from efvfl.core.shared_labels import SharedGuide
+from efvfl.core.shared_labels import SharedLabelsParty
 from efvfl.errors import Interrupted, LinkError
 from efvfl.network import handshake
 from efvfl.network.links.connections import ServerTimeouts
@@ -72,24 +72,23 @@ def memory_of(channel: Any) -> Tensor:
 def assert_equal_everywhere(server: Server, parties: dict[str, Party], steps: int = 24) -> None:
     """What is remembered of a party is the same at all who remember it, and so are copies of the fusion model."""
     assert server.step_number == steps
-    assert not server.away
-    for k, (name, party) in enumerate(parties.items()):
+    assert not server.attendance.away
+    for name, party in parties.items():
         assert party.step == steps
-        assert torch.equal(memory_of(server.channels[k]), memory_of(party.up)), name
-        guide = party.guide
-        if not isinstance(guide, SharedGuide):
+        assert torch.equal(memory_of(server.channels[name]), memory_of(party.up)), name
+        guide = party.label_mode
+        if not isinstance(guide, SharedLabelsParty):
             continue
-        for j, channel in enumerate(guide.peers or []):
-            if channel is not None:
-                assert torch.equal(memory_of(server.channels[j]), memory_of(channel)), (name, j)
-        if isinstance(guide.hearer, ReplicateHearer):
-            assert guide.hearer.block.digest() == server.block.digest(), name
-            assert guide.hearer.mends == 0
-            schedules = [block.scheduler for block in (guide.hearer.block, server.block)]
+        for other, channel in guide.peers.items():
+            assert torch.equal(memory_of(server.channels[other]), memory_of(channel)), (name, other)
+        if isinstance(guide.receiver, ReplicaReceiver):
+            assert guide.receiver.block.digest() == server.block.digest(), name
+            assert guide.receiver.mends == 0
+            schedules = [block.scheduler for block in (guide.receiver.block, server.block)]
             assert len({str(s.state_dict()) for s in schedules if s}) <= 1
-        if isinstance(guide.hearer, CompressHearer):
-            teller: Any = server.answer
-            assert torch.equal(memory_of(guide.hearer.channel), memory_of(teller.teller.channel)), name
+        if isinstance(guide.receiver, CompressedReceiver):
+            sender: Any = server.label_mode
+            assert torch.equal(memory_of(guide.receiver.channel), memory_of(sender.sender.channel)), name
 
 
 class Killed(BaseException):

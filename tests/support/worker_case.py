@@ -13,13 +13,14 @@ import torch.distributed as dist
 from problems import columns, everything, problem
 from torch import Tensor, nn
 
-from efvfl import Agreement, Federation, Optimizer, TopK, efvfl
+from efvfl import Agreement, Federation, Optimizer, SharedLabels, TopK, efvfl
 from efvfl.cli.main import main
 from efvfl.core.block import Block
+from efvfl.core.local_model import PlainModel
 from efvfl.errors import ConfigError, WorkerError
 from efvfl.models.vision import resnet18
 from efvfl.network.workers import worker_group
-from efvfl.network.workers.worker_group import WorkerGroup
+from efvfl.network.workers.worker_group import GroupModel, WorkerGroup
 from efvfl.training.measure import represent
 from efvfl.util import checkpoint
 
@@ -78,7 +79,7 @@ CASES = {
     "fewer rows than workers": Case({"batch_size": 29, "method": efvfl(TopK(0.3))}),  # 29, 29 and 2 of 60
     "full batch": Case({}, DECAY),
     "all rows, local steps": Case(
-        {"batch_size": 16, "agreement": Agreement(labels="shared", reports="all", local_steps=2)}, DECAY
+        {"batch_size": 16, "agreement": Agreement(SharedLabels(local_steps=2), reports="all")}, DECAY
     ),
     "group normalisation": Case({"batch_size": 20}, Optimizer("SGD", {"lr": 0.01, "momentum": 0.5}), grouped),
 }
@@ -116,19 +117,20 @@ def train(case: Case) -> Left:
         WorkerGroup(block, x, batches, "party2").work()
         return Left(copy_of(block), [], None)
     party = made.parties["party2"]
-    party.crew = WorkerGroup(party.block, x, batches, "party2")
-    party.crew.share()
+    assert isinstance(party.model, PlainModel)
+    group = WorkerGroup(party.block, x, batches, "party2")
+    party.model = party.open.model = GroupModel(group, party.model.key)
     for step in range(case.steps):
         if step == case.steps // 2:
             state = party.state_dict()
             party.block.load_vector(torch.zeros_like(party.block.vector()))
-            party.crew.share()  # all have gone wrong, and what is loaded must reach all
+            group.share()  # all have gone wrong, and what is loaded must reach all
             party.load_state_dict(state)
         made.step()
         worker_group.QUIET = 0.0
-        party.crew.idle()
-    represented = party.crew.represent(x)
-    party.crew.leave(None, None, None)
+        group.idle()
+    represented = group.represent(x)
+    group.leave(None, None, None)
     return Left(copy_of(party.block), everything(made), represented)
 
 

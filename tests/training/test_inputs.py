@@ -1,6 +1,7 @@
 """What people give to `federate` and `predict`: taken in every usual form, or refused with the right call."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from problems import classes, columns, head, local_models, problem
 from torch import nn
 
-from efvfl import QSGD, Agreement, Federation, Loss, Optimizer, Ramp, TopK, cvfl, efvfl, federate, svfl
+from efvfl import QSGD, Agreement, Federation, Loss, Optimizer, Ramp, SharedLabels, TopK, cvfl, efvfl, federate, svfl
 from efvfl.errors import ConfigError, shown, whole
 
 NAMES = ("bank", "telco", "shop")
@@ -110,7 +111,10 @@ GAP = [torch.where(torch.arange(60)[:, None] == 50, torch.nan, v) for v in X]
         ({"labels": 3}, "the labels are the one number 3"),
         ({"labels": Y[:0], "features": [v[:0] for v in X]}, "no labels came"),
         ({"labels": far(Y)}, "Target 7 is out of bounds.*The labels go up to 7"),
-        ({"labels": Y > 0, "loss": "mse", "head": nn.Linear(4, 1).double()}, r"loss 'mse' takes numbers.*torch\.bool"),
+        (
+            {"labels": Y > 0, "loss": "mse", "head": nn.Linear(4, 1).double()},
+            r"loss 'mse': expected numbers .*torch\.bool",
+        ),
         ({"validation": X}, "validation = .* came, two things are expected"),
         ({"validation": (X, far(Y))}, "The validation labels go up to 7"),
         ({"test": (X, Y.double())}, "the test labels are torch.float64"),
@@ -123,8 +127,11 @@ GAP = [torch.where(torch.arange(60)[:, None] == 50, torch.nan, v) for v in X]
         ({"models": [Pair(), *local_models()[1:]]}, "gives the class tuple, one tensor"),
         ({"models": local_models(torch.float32)}, r"Columns are torch\.float64, the model is torch\.float32"),
         ({"head": None}, "None came as the head"),
-        ({"loss": nn.CrossEntropyLoss()}, r"loss = an object of CrossEntropyLoss came. Give a name \('cross_entropy'"),
-        ({"loss": nn.functional.cross_entropy}, "loss = the function cross_entropy came"),
+        (
+            {"loss": nn.CrossEntropyLoss()},
+            r"expected a loss, got an object of CrossEntropyLoss\. Give a name \('cross_entropy'",
+        ),
+        ({"loss": nn.functional.cross_entropy}, "expected a loss, got the function cross_entropy"),
         ({"loss": Loss("own", lambda o, t: o, "m", lambda o, t: 0.0)}, "but one number, the mean over rows"),
         ({"optimizer": "Adam"}, r"optimizer = 'Adam' came. Write optimizer=Optimizer\('Adam'"),
         ({"optimizer": {"name": "SGD"}}, r"Write optimizer=Optimizer\("),
@@ -150,10 +157,10 @@ def test_mistakes_are_named(options: dict[str, Any], error: str) -> None:
 @pytest.mark.parametrize("wrong", [0.1, "topk", TopK, lambda x: x, None])
 def test_what_is_no_compressor_is_refused(wrong: Any) -> None:
     for make in (efvfl, cvfl):
-        with pytest.raises(ConfigError, match=re.escape(f"{shown(wrong)} came as a compressor")):
+        with pytest.raises(ConfigError, match=re.escape(f"expected a compressor with its knobs, got {shown(wrong)}:")):
             make(wrong)
     for direction in ("down", "fusion"):
-        with pytest.raises(ConfigError, match="0 came as a compressor"):
+        with pytest.raises(ConfigError, match="expected a compressor with its knobs, got 0:"):
             efvfl(TopK(0.1), **{direction: 0})  # type: ignore[arg-type]
 
 
@@ -165,22 +172,33 @@ def test_knobs_of_the_wrong_kind_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"steps = 2\.5 came"):
         Ramp(0.1, 1.0, 2.5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"local_steps = 1\.5 came"):
-        Agreement(labels="shared", local_steps=1.5)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"options = 0\.1 came, a dict is expected"):
+        Agreement(SharedLabels(local_steps=1.5))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"options: expected a dict, got 0\.1"):
         Optimizer("SGD", 0.1)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="the class SGD came as optimiser, its name is expected"):
+    with pytest.raises(ConfigError, match="expected the name of an optimiser, got the class SGD"):
         Optimizer(torch.optim.SGD)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("method", "agreement", "error"),
     [
-        (efvfl(TopK(0.1), down=TopK(0.1)), Agreement(labels="shared"), "method.down is set, but it would have no"),
-        (efvfl(TopK(0.1), fusion=TopK(0.1)), Agreement(labels="shared"), "method.fusion is set, but it would have no"),
-        (cvfl(TopK(0.1), fusion=TopK(0.1)), Agreement(), "method.fusion is set"),
-        (efvfl(TopK(0.1)), Agreement(labels="shared", fusion="compress"), r"needs method.fusion.*fusion=TopK\(0.1\)"),
-        (svfl(), Agreement(downlink="aggregate"), "agreement.downlink is set, but it would have no effect"),
-        (svfl(), Agreement(fusion="replicate"), "agreement.fusion is set, but it would have no effect"),
+        (
+            efvfl(TopK(0.1), down=TopK(0.1)),
+            Agreement(labels="shared"),
+            "method.down does not go with shared labels: .* no effect",
+        ),
+        (efvfl(TopK(0.1), fusion=TopK(0.1)), Agreement(labels="shared"), "method.fusion does not go with .* no effect"),
+        (cvfl(TopK(0.1), fusion=TopK(0.1)), Agreement(), "method.fusion does not go with"),
+        (
+            efvfl(TopK(0.1)),
+            Agreement(SharedLabels(fusion="compress")),
+            r"fusion = 'compress' does not go with .*fusion=TopK\(0.1\)",
+        ),
+        (
+            cvfl(TopK(0.1)),
+            Agreement(memory_dtype="bfloat16"),
+            "memory_dtype does not go with a method without a memory",
+        ),
     ],
 )
 def test_settings_without_effect_are_refused_as_in_run_files(method: Any, agreement: Agreement, error: str) -> None:
@@ -188,8 +206,15 @@ def test_settings_without_effect_are_refused_as_in_run_files(method: Any, agreem
         federate(X, Y, local_models(), head(), method=method, agreement=agreement)
 
 
+def test_mapped_memories_need_a_memory(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"memory = 'mapped' does not go with a method without a memory: .* no effect"
+    ):
+        federate(X, Y, local_models(), head(), method=cvfl(TopK(0.1)), mapped=tmp_path)
+
+
 def test_the_uncompressed_method_goes_with_every_agreement_it_is_compared_in() -> None:
-    federate(X, Y, local_models(), head(), agreement=Agreement(labels="shared", fusion="compress")).step()
+    federate(X, Y, local_models(), head(), agreement=Agreement(SharedLabels(fusion="compress"))).step()
 
 
 @pytest.mark.parametrize(

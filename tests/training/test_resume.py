@@ -56,10 +56,10 @@ def test_going_on_after_a_mend_and_after_the_switch_to_sending() -> None:
             for _ in range(stop):
                 run.step()
                 with torch.no_grad():
-                    next(run.parties["party2"].guide.fusion.parameters()).view(-1)[0] += 1e-4  # type: ignore[attr-defined]
+                    next(run.parties["party2"].label_mode.fusion.parameters()).view(-1)[0] += 1e-4  # type: ignore[attr-defined]
         resumed = federation("relay-replicate")
         resumed.load_state_dict(run.state_dict())
-        assert resumed.server.answer.teller.mends == run.server.answer.teller.mends != [0, 0, 0]  # type: ignore[attr-defined]
+        assert resumed.server.label_mode.sender.mends == run.server.label_mode.sender.mends != [0, 0, 0]  # type: ignore[attr-defined]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for each in (run, resumed):

@@ -9,7 +9,7 @@ import torch
 from problems import classes, columns, head, local_models, problem
 from torch import nn
 
-from efvfl import QSGD, Agreement, Optimizer, Record, TopK, cvfl, efvfl, federate, svfl
+from efvfl import QSGD, Agreement, Optimizer, Record, SharedLabels, TopK, cvfl, efvfl, federate, svfl
 from efvfl.core.block import Block
 from efvfl.core.losses import LOSSES, lookup
 from efvfl.training.measure import Split, evaluate, gradient, squared_norm
@@ -94,7 +94,7 @@ def test_direct_compression_is_measured_on_what_it_would_send() -> None:
 
 
 def test_the_ledger_counts_every_byte_once() -> None:
-    for agreement in (Agreement(), Agreement(labels="shared"), Agreement(labels="shared", fusion="replicate")):
+    for agreement in (Agreement(), Agreement(labels="shared"), Agreement(SharedLabels(fusion="replicate"))):
         federation = problem(efvfl(TopK(0.2)), agreement=agreement, batch_size=16)
         heard = 0
         exchange = federation.transport.exchange
@@ -235,10 +235,10 @@ def test_parts_that_were_frozen_stay_frozen() -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"labels": torch.zeros(60)}, "takes classes 0, 1, ... as int64"),
+        ({"labels": torch.zeros(60)}, "expected classes 0, 1, ... as int64"),
         ({"labels": torch.full((60,), -1)}, "smallest -1"),
         ({"labels": torch.full((60,), 5)}, "does not fit representations and labels"),
-        ({"labels": torch.full((60,), -1.0), "loss": "binary_cross_entropy"}, "takes labels 0 and 1, but -1 to -1"),
+        ({"labels": torch.full((60,), -1.0), "loss": "binary_cross_entropy"}, "expected labels 0 and 1, got -1 to -1"),
         ({"labels": torch.full((60,), torch.nan), "loss": "mse"}, "the labels hold NaN"),
         ({"features": [v * torch.inf for v in columns()]}, "columns of 'party1' hold NaN or infinity"),
         ({"models": [nn.Linear(4, 4).double()] * 3, "features": [columns()[2]] * 3}, "share parameters"),

@@ -40,6 +40,7 @@ from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.party_process import PartyProcess
 from efvfl.network.training.server_process import ServerProcess
 from efvfl.network.workers import worker_group
+from efvfl.network.workers.worker_group import workers_of
 from efvfl.runs import metrics
 from efvfl.runs.run_folder import load_outputs
 from efvfl.util.files import write_atomically
@@ -108,8 +109,8 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console, stack
     _warn_of_seed(config, name)
     plan = participant.make_plan(config, holding, folder_of(options, name))
     party = participant.build_party(config, plan, holding, name)
-    if party.crew:
-        stack.push(party.crew.leave)
+    if workers := workers_of(party):
+        stack.push(workers.leave)
     stack.callback(Lock(folder_of(options, name)).release)
     network = config.network
     member = PartyProcess(
@@ -127,7 +128,7 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console, stack
     written.watch(port_of(address))
     joining = Dialler(
         member,
-        partial(dial, address, identity, participant.frame_limit(plan, party.fusion_size), written.count),
+        partial(dial, address, identity, participant.frame_limit(plan, party.label_mode.fusion_size), written.count),
         PartyTimeouts(server=network.absent_seconds),
         written.wrote,
     )
@@ -146,7 +147,7 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console, stack
 
     status = StatusLine(options.status, console, state)
     stack.callback(status.close)
-    joining.on_tick = partial(tick, status, written, party.crew)
+    joining.on_tick = partial(tick, status, written, workers)
     with stops(joining.stopping):
         joining.run()
     status.say(f"Done after {party.step:,} steps. What left the building: efvfl audit {member.folder}")
@@ -233,7 +234,7 @@ def _open(
 def _standing(serving: ServerProcess, written: audit_log.AuditLog) -> dict[str, Any]:
     """Return what a status line tells."""
     server, now = serving.server, time.monotonic()
-    codec = sum(channel.seconds for channel in server.channels)
+    codec = sum(channel.seconds for channel in server.channels.values())
     return {
         "step": server.step_number,
         "steps": serving.steps,

@@ -10,7 +10,18 @@ from typing import Any, Literal
 from efvfl.compress import REGISTRY, Compressor, lookup
 from efvfl.config import user_code
 from efvfl.config.parsing import read as read
-from efvfl.core.methods import Agreement, Method, check_together, cvfl, efvfl, refuse_idle, svfl
+from efvfl.core import rules
+from efvfl.core.agreement import (
+    Agreement,
+    Downlink,
+    FusionUpdates,
+    LabelMode,
+    MemoryDtype,
+    PrivateLabels,
+    ReportRange,
+    SharedLabels,
+)
+from efvfl.core.methods import Method, cvfl, efvfl, svfl
 from efvfl.core.protection import Protection
 from efvfl.errors import ConfigError
 
@@ -110,12 +121,47 @@ class MethodConfig:
         return efvfl(compressor, down, fusion, self.start)
 
 
+_OF_SHARED_LABELS = ("downlink", "fusion", "local_steps", "digest_every")
+
+
+@dataclass(frozen=True)
+class AgreementConfig:
+    """What the files of all participants must say alike."""
+
+    labels: Literal["private", "shared"] = "private"  # private: Algorithm 2; shared: all parties hold them, Algorithm 1
+    downlink: Downlink = "relay"  # shared labels: the other parties' packets, or the combination of all (Appendix D)
+    fusion: FusionUpdates = "send"  # shared labels: how the fusion model x0 reaches the parties
+    reports: ReportRange = "batch"  # rows of a report: the batch (C2 o C1), or all rows (Algorithm 1 as stated)
+    local_steps: int = 1  # shared labels: the paper's Q, updates of every block in one round
+    digest_every: int = 50  # shared labels, replicate: steps between two comparisons of the copies
+    pipeline: bool = False  # work on step t + 1 while the answer to step t travels: updates are one step stale
+    memory_dtype: MemoryDtype = ""  # of surrogates at all ends: a narrower one halves them, and rounds
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be built."""
+        self.build()
+
+    def build(self) -> Agreement:
+        """Return the agreement; a setting of shared labels is refused with private ones."""
+        chosen = {name: getattr(self, name) for name in _OF_SHARED_LABELS}
+        mode: LabelMode = SharedLabels(**chosen)
+        if self.labels == "private":
+            for f in fields(self):
+                if f.name in chosen and chosen[f.name] != f.default:
+                    raise ConfigError(
+                        f"agreement.{f.name} does not go with private labels: it would have no effect, because parties "
+                        "run neither the fusion model nor the loss. Leave it out, or set labels = 'shared'."
+                    )
+            mode = PrivateLabels()
+        return Agreement(mode, self.reports, self.pipeline, self.memory_dtype)
+
+
 @dataclass(frozen=True)
 class OwnData:
     """A party's own file of rows: arrays (.npz) or a table (.csv, .parquet, .arrow)."""
 
     path: str  # relative to this file; .npz with `x`, `ids` and, where labels are shared, `y`
-    new: str = ""  # the same for rows that came later, to predict; no labels are needed
+    new: str = ""  # the same for rows that were added later, to predict; no labels are needed
     id: str = ""  # table: the column that names the rows
     label: str = ""  # table: the column to predict, at the label holder only
     columns: tuple[str, ...] = ()  # table: those to use; empty: all that are left
@@ -179,7 +225,7 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     fusion: FusionConfig = field(default_factory=FusionConfig)
     method: MethodConfig = field(default_factory=MethodConfig)
-    agreement: Agreement = field(default_factory=Agreement)
+    agreement: AgreementConfig = field(default_factory=AgreementConfig)
     protect: Protection = field(default_factory=Protection)  # the label holder's own choice
     optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "SGD", "lr": SGD_RATE})
     party: tuple[PartyConfig, ...] = ()
@@ -191,34 +237,28 @@ class RunConfig:
         at_least(0, epochs=self.epochs, batch_size=self.batch_size, threads=self.threads)
         at_least(1, observe_every=self.observe_every, **{"network.save_steps": self.network.save_steps})
         _check_names([party.name for party in self.party])
-        method, agreement = self.method, self.agreement
-        check_together(agreement, bool(method.down), bool(method.fusion))
-        refuse_idle(
-            (self.protect.on and agreement.labels == "shared", "protect", "labels are shared: no cotangent is sent"),
-            (method.start == "exact" and method.name != "efvfl", "method.start", f"{method.name} has no memory"),
-            (
-                agreement.memory_dtype and method.name != "efvfl",
-                "agreement.memory_dtype",
-                f"{method.name} has no memory",
-            ),
-            (self.memory == "mapped" and method.name != "efvfl", "memory", f"{method.name} has none"),
-        )
-        if self.network.on_missing == "stale" and (method.name != "efvfl" or method.start != "compressed"):
-            raise ConfigError(
-                "network.on_missing = 'stale' needs method.name = 'efvfl' (without a memory there is no last surrogate "
-                "to go on with) and a compressed start. Use 'wait' or 'stop' otherwise."
-            )
-        if self.network.on_missing == "stale" and agreement.pipeline:
-            raise ConfigError(
-                "network.on_missing = 'stale' does not work with agreement.pipeline: a party that goes away leaves two "
-                "reports behind. Use 'wait' or 'stop', or pipeline = false."
-            )
+        rules.check(self.choices)
         if isinstance(self.class_weights, str) and self.class_weights != "balanced":
-            raise ConfigError(
-                f"class_weights = {self.class_weights!r} came, 'balanced' or a list of numbers is expected."
-            )
+            raise ConfigError(f"class_weights: expected 'balanced' or a list of numbers, got {self.class_weights!r}.")
         if self.class_weights and self.loss not in ("cross_entropy", "binary_cross_entropy"):
             raise ConfigError(f"class_weights are set, but loss = {self.loss!r} has no classes. Leave them out.")
+
+    @property
+    def choices(self) -> rules.Choices:
+        """What the table of rules looks at. Compressors are not built for it: yours may not be importable yet."""
+        method = self.method
+        return rules.Choices(
+            agreement=self.agreement.build(),
+            memory=method.name == "efvfl",
+            lossless=method.name == "svfl",
+            down=bool(method.down),
+            fusion=bool(method.fusion),
+            exact_start=method.start == "exact",
+            combine=self.fusion.combine,
+            protect=self.protect.on,
+            mapped=self.memory == "mapped",
+            on_missing=self.network.on_missing,
+        )
 
     def of(self, name: str) -> PartyConfig:
         """Return what is special about a party; nothing, if the file does not mention it."""
@@ -237,7 +277,7 @@ def check_address(address: str) -> str:
     """Return an address that has a host and a port."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"the address {address!r} came, host:port is expected, such as 'vfl.example.org:7143'.")
+        raise ConfigError(f"address: expected host:port, such as 'vfl.example.org:7143', got {address!r}.")
     return address
 
 
@@ -251,7 +291,7 @@ def at_least(least: int, **values: int) -> None:
     """Refuse numbers below the least that makes sense."""
     for name, value in values.items():
         if value < least:
-            raise ConfigError(f"{name} = {value} came, at least {least} is expected.")
+            raise ConfigError(f"{name}: expected at least {least}, got {value}.")
 
 
 def load(path: Path) -> RunConfig:
@@ -272,7 +312,7 @@ def compressor_from(table: dict[str, Any]) -> Compressor | None:
     knobs = dict(table)
     name = knobs.pop("name", None)
     if not isinstance(name, str):
-        raise ConfigError(f"a compressor needs a name, such as {{ name = 'topk', ratio = 0.1 }}, but {table} came.")
+        raise ConfigError(f"expected a compressor with a name, such as {{ name = 'topk', ratio = 0.1 }}, got {table}.")
     return read(_own_compressor(name) if ":" in name else lookup(name), knobs, f"compressor {name}")
 
 

@@ -44,7 +44,7 @@ def columns_of(features: Tensor | Source, rows: Rows, step: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Batches:
-    """The batch schedule that all participants compute for themselves."""
+    """The batch schedule, which every participant computes by itself."""
 
     samples: int
     size: int = 0  # rows in a batch; 0: all of them (full batch)
@@ -55,9 +55,11 @@ class Batches:
     def __post_init__(self) -> None:
         """Refuse schedules without rows."""
         if self.samples < 1 or self.size < 0:
-            raise ConfigError(f"{self.samples} samples in batches of {self.size} came: at least one sample is needed.")
+            raise ConfigError(
+                f"expected at least one sample in batches of 0 or more, got {self.samples} in {self.size}."
+            )
         if self.order not in ("shuffle", "independent"):
-            raise ConfigError(f"batch order {self.order!r} came, 'shuffle' or 'independent' is expected.")
+            raise ConfigError(f"batch_order: expected 'shuffle' or 'independent', got {self.order!r}.")
 
     @cached_property
     def full(self) -> bool:
@@ -74,7 +76,7 @@ class Batches:
         if self.full:
             return ALL
         rows = self._last.get(step)
-        if rows is None:  # else it was asked for already: a server does so once for every party
+        if rows is None:  # else somebody in this process has asked for this step already
             rows = self._rows(step)
             self._last.clear()
             self._last[step] = rows
@@ -89,7 +91,7 @@ class Batches:
         return torch.from_numpy(permutation(derive(self.seed, "epoch", epoch), self.samples, start, stop))
 
     def touched(self, steps: range) -> Rows:
-        """Return the rows of all these steps; more, where they have about as many as there are."""
+        """Return the rows of all these steps, or all rows where the steps cover about as many."""
         if len(steps) * (self.size or self.samples) >= self.samples:
             return ALL
         parts = [self._rows(step).numpy() for step in steps]
@@ -102,3 +104,27 @@ class Batches:
         if self.order == "independent":
             return self.size
         return min(self.size, self.samples - step % self.per_epoch * self.size)
+
+
+@dataclass(frozen=True)
+class ReportRows:
+    """Which rows a report covers: those of the batch (C2 o C1), or all of them (Algorithm 1 as stated)."""
+
+    batches: Batches
+    all_rows: bool
+
+    def rows(self, step: int) -> Rows:
+        """Return the rows of the report on a step."""
+        return ALL if self.all_rows else self.batches.rows(step)
+
+    def count(self, step: int) -> int:
+        """Return how many rows the report on a step has."""
+        return self.batches.samples if self.all_rows else self.batches.count(step)
+
+    def batch(self, values: Tensor, step: int) -> Tensor:
+        """Return the batch's part of values that were given for the rows of a report."""
+        return take(values, self.batches.rows(step)) if self.all_rows else values
+
+    def touched(self, steps: range) -> Rows:
+        """Return the rows that the reports on these steps cover."""
+        return ALL if self.all_rows else self.batches.touched(steps)

@@ -44,7 +44,7 @@ class Optimizer:
         for name, options in (("options", self.options), ("scheduler_options", self.scheduler_options)):
             if not isinstance(options, Mapping):
                 raise ConfigError(
-                    f"{name} = {shown(options)} came, a dict is expected: write Optimizer('SGD', {{'lr': 0.1}})."
+                    f"{name}: expected a dict, got {shown(options)}: write Optimizer('SGD', {{'lr': 0.1}})."
                 )
         if self.scheduler:
             _check_name(self.scheduler, torch.optim.lr_scheduler, LRScheduler, "scheduler")
@@ -73,7 +73,7 @@ class Optimizer:
 
 def _check_name(name: object, module: Any, base: type, what: str) -> None:
     if not isinstance(name, str):
-        raise ConfigError(f"{shown(name)} came as {what}, its name is expected: write Optimizer('SGD', {{'lr': 0.1}}).")
+        raise ConfigError(f"expected the name of an {what}, got {shown(name)}: write Optimizer('SGD', {{'lr': 0.1}}).")
     found = {n for n, c in vars(module).items() if isinstance(c, type) and issubclass(c, base) and c is not base}
     known = {n for n in found if n not in _UNFIT and not n.startswith("_")}
     if name in found and name in _UNFIT:
@@ -142,6 +142,17 @@ class Block:
         self.zero_grad()
         if loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
+        self.update()
+
+    def descend_from(self, h: Tensor, cotangent: Tensor, leaves: Mapping[str, Tensor]) -> None:
+        """Take one step down the loss whose derivative by the module's output `h` is `cotangent`.
+
+        `leaves` are the copies of the parameters that `h` was computed with, if any.
+        """
+        self.zero_grad()
+        if h.requires_grad:
+            h.backward(cotangent)  # type: ignore[no-untyped-call]
+        self.take_gradients(leaves)
         self.update()
 
     def end_step(self, step: int) -> None:
@@ -279,7 +290,7 @@ def unflatten(vector: Tensor, into: list[Tensor]) -> None:
     expected = sum(tensor.numel() for tensor in into)
     if vector.numel() != expected:
         raise ProtocolError(
-            f"a fusion model of {vector.numel():,} numbers came, {expected:,} are expected: "
+            f"the fusion model: expected {expected:,} numbers, got {vector.numel():,}: "
             "do all participants build the same fusion model and optimiser?"
         )
     start = 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from efvfl.core.batches import Rows
 from efvfl.core.block import aside
 from efvfl.core.losses import Loss
 from efvfl.errors import ConfigError
@@ -23,7 +23,7 @@ class Fusion(nn.Module):
         """Use `head` on the sum, the mean or the concatenation of the representations."""
         super().__init__()
         if combine not in ("sum", "mean", "concat"):
-            raise ConfigError(f"combine = {combine!r} came, 'sum', 'mean' or 'concat' is expected.")
+            raise ConfigError(f"combine: expected 'sum', 'mean' or 'concat', got {combine!r}.")
         self.head = head
         self.kind: Combine = combine
 
@@ -58,26 +58,26 @@ class Fusion(nn.Module):
         one = of_input * self.weight(len(widths)) if self.kind == "mean" else of_input
         return [one] * len(widths)
 
-    def insert(self, rest: list[Tensor], own: int, h: Tensor, parties: int) -> Tensor:
-        """Return the head's input with `h` in place `own`.
+    def insert(self, rest: list[Tensor], place: int, h: Tensor, parties: int) -> Tensor:
+        """Return the head's input with `h` as the representation at this place (from 0).
 
-        `rest` is, for a sum or mean, one tensor: the others' share; for a concatenation all parts, the own one unused.
+        `rest` is, for a sum or mean, one tensor: the others' share; for a concatenation all parts, one of them unused.
         """
         if not self.additive:
-            return torch.cat([h if j == own else part for j, part in enumerate(rest)], dim=1)
+            return torch.cat([h if j == place else part for j, part in enumerate(rest)], dim=1)
         return torch.add(rest[0], h, alpha=self.weight(parties))
 
-    def others(self, parts: list[Tensor], own: int) -> list[Tensor]:
+    def others(self, parts: list[Tensor], place: int) -> list[Tensor]:
         """Return the `rest` for `insert` from the surrogates of all parties."""
         if not self.additive:
             return parts
         weight = self.weight(len(parts))
-        others = [part for j, part in enumerate(parts) if j != own]
-        total = _total(others) if others else torch.zeros_like(parts[own])
+        others = [part for j, part in enumerate(parts) if j != place]
+        total = _total(others) if others else torch.zeros_like(parts[place])
         return [total.mul_(weight)] if self.kind == "mean" else [total]
 
     def without(self, combined: Tensor, surrogate: Tensor, parties: int) -> list[Tensor]:
-        """Return the `rest` for `insert` from the combination and the own surrogate in it."""
+        """Return the `rest` for `insert` from the combination and the one surrogate in it that is replaced."""
         return [torch.sub(combined, surrogate, alpha=self.weight(parties))]
 
 
@@ -89,13 +89,36 @@ def _total(parts: list[Tensor]) -> Tensor:
     return total
 
 
-@dataclass(frozen=True)
-class Fused:
-    """The combined representation of a batch and what the loss says of it."""
+class StepContext:
+    """One batch at the server: the combined representation, the targets, and which rows take part."""
 
-    values: Tensor  # shape (batch, width)
-    slope: Tensor | None  # the derivative of the loss by it, where it is needed
-    kept: Tensor | None = None  # which rows take part, shape (batch,); None: all
+    def __init__(
+        self, step: int, rows: Rows, values: Tensor, targets: Tensor, mask: Tensor | None, needs_cotangent: bool
+    ) -> None:
+        """Take the combined representation of a batch, shape (batch, width); `mask` None: all rows take part."""
+        self.step = step
+        self.rows = rows
+        self.mask = mask
+        self.combined, self.targets = select(values, mask), select(targets, mask)  # of the rows that take part
+        self.combined.requires_grad_(needs_cotangent)
+        self.values = values.detach()  # of the whole batch
+
+    @property
+    def slope(self) -> Tensor:
+        """The derivative of the loss by the combination of the whole batch: zero for rows that were left out."""
+        slope = self.combined.grad
+        if self.mask is None:
+            assert slope is not None, "the server has run its backward pass"
+            return slope
+        whole = torch.zeros_like(self.values)
+        if slope is not None:
+            whole[self.mask] = slope
+        return whole
+
+
+def select(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the rows that take part."""
+    return values if mask is None else values[mask]
 
 
 def head_loss(
@@ -103,9 +126,9 @@ def head_loss(
 ) -> Tensor:
     """Return the loss on a combined representation; all who compute it with the same key draw the same dropout masks.
 
-    The head gets a copy of its own, because it may work in place and others still need what is combined; what was
-    computed from a leaf for this pass alone needs none.
+    The head gets a copy, because it may work in place and others still need the combination. What was computed from a
+    leaf for this pass alone needs no copy.
     """
     with seeded(key):
-        own = combined.clone() if combined.is_leaf else combined
-        return loss(aside(fusion.head, own) if keep_buffers else fusion.head(own), targets)
+        given = combined.clone() if combined.is_leaf else combined
+        return loss(aside(fusion.head, given) if keep_buffers else fusion.head(given), targets)

@@ -1,11 +1,12 @@
-"""How the fusion model x0 reaches the parties when labels are shared: sent or compressed here, else see replicate.py.
+"""How the fusion model x0 reaches the parties when labels are shared: exactly or compressed. Else: fusion_replicas.py.
 
-A party's gradient at step t uses x0 as it was *before* the server's own update of step t. Each way has a server's half,
-which tells, and a party's half, which hears.
+A party's gradient at step t uses x0 as it was *before* the server's own update of step t. Each way is a pair: a sender
+at the server, and a receiver around a party's copy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from efvfl.core.batches import ALL
@@ -15,107 +16,79 @@ from efvfl.errors import ProtocolError
 from efvfl.wire.packet import Packet
 
 
-class Teller(Protocol):
+class FusionSender(Protocol):
     """The server's half."""
 
-    def check(self, step: int, party: int, digest: Packets) -> None:
-        """Refuse block 0 of a report that does not belong there."""
+    def check(self, step: int, name: str, digest: Packets) -> None:
+        """Refuse what a report says of the copy of the fusion model, where it does not belong."""
 
-    def tell(self, step: int, digests: list[Packets | None]) -> list[Packets]:
-        """Return block 0 for every party, empty where nothing is said.
+    def send(self, step: int, digests: Mapping[str, Packets]) -> dict[str, Packets]:
+        """Return x0 for every party that has reported, empty where nothing is sent; `digests` were in their reports."""
 
-        `digests` is block 0 of their reports, None for a party that is away.
-        """
-
-    def resume(self, party: int) -> Packets:
-        """Return block 0 for a party (from 0) that was away, empty where it needs nothing before the next step."""
+    def catch_up(self, name: str) -> Packets:
+        """Return what a party that was away needs of x0 before the next step, if anything."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must be saved."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what was saved."""
+        """Restore what was saved."""
 
 
-class Hearer(Protocol):
+class FusionReceiver(Protocol):
     """A party's half, around its copy of the fusion model."""
 
     block: Block
 
-    def hear(self, step: int, packets: Packets) -> None:
+    def receive(self, step: int, packets: Packets) -> None:
         """Bring the copy to x0 of this step."""
 
     @property
     def follows(self) -> bool:
         """Whether the party must repeat the server's update on its copy."""
 
-    def resume(self, packets: Packets, steps: range) -> None:
-        """Bring the copy to where it would be if these steps had not been missed, or refuse what came."""
+    def catch_up(self, packets: Packets, steps: range) -> None:
+        """Bring the copy to where it would be if these steps had not been missed, or refuse the packets."""
 
     def digest(self, step: int) -> Packets:
-        """Return block 0 of the report on this step."""
+        """Return what the report on this step says of the copy."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must be saved."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what was saved."""
+        """Restore what was saved."""
 
 
-def one(packets: Packets) -> Packet:
-    """Return the packet of the fusion model."""
-    if len(packets) != 1:
-        raise ProtocolError(f"the fusion model came in {len(packets)} packets, 1 is expected.")
-    return packets[0]
+class ExactSender:
+    """Sends x0 itself, to everyone, every step."""
 
-
-def refuse_digest(party: int, packets: Packets) -> None:
-    """Refuse block 0 in the report of a party (from 0) where no digest is due."""
-    if packets:
-        raise ProtocolError(f"party {party + 1} sent block 0 with its report, but no digest of a fusion model is due.")
-
-
-def refuse_any(packets: Packets) -> None:
-    """Refuse a fusion model where none is due."""
-    if packets:
-        raise ProtocolError("the fusion model came with SYNC, but the next step brings it.")
-
-
-def hear_vector(block: Block, packets: Packets) -> None:
-    """Overwrite a copy of the fusion model."""
-    block.load_vector(unpack(one(packets), (block.size(),), block.dtype, "the fusion model"))
-
-
-class SendTeller:
-    """x0 itself, to everyone, every step."""
-
-    def __init__(self, block: Block, parties: int) -> None:
-        """Tell of the server's fusion model."""
+    def __init__(self, block: Block) -> None:
+        """Send the server's fusion model."""
         self.block = block
-        self.parties = parties
 
-    def check(self, step: int, party: int, digest: Packets) -> None:
-        """No digest is ever due."""
-        refuse_digest(party, digest)
+    def check(self, step: int, name: str, digest: Packets) -> None:
+        """Refuse any digest: none is ever due."""
+        refuse_digest(name, digest)
 
-    def tell(self, step: int, digests: list[Packets | None]) -> list[Packets]:
+    def send(self, step: int, digests: Mapping[str, Packets]) -> dict[str, Packets]:
         """Return the same packet for all."""
-        return [send_exactly(self.block.vector())] * self.parties
+        return dict.fromkeys(digests, send_exactly(self.block.vector()))
 
-    def resume(self, party: int) -> Packets:
-        """The next step overwrites the copy."""
+    def catch_up(self, name: str) -> Packets:
+        """Return nothing: the next step overwrites the copy."""
         return ()
 
     def state_dict(self) -> dict[str, Any]:
-        """There is nothing to save."""
+        """Return nothing: there is nothing to save."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """There is nothing to load."""
+        """Do nothing: there is nothing to restore."""
 
 
-class SendHearer:
-    """Takes x0 as it comes."""
+class ExactReceiver:
+    """Overwrites its copy with x0 at every step."""
 
     follows = False
 
@@ -123,59 +96,58 @@ class SendHearer:
         """Write to this copy."""
         self.block = block
 
-    def hear(self, step: int, packets: Packets) -> None:
+    def receive(self, step: int, packets: Packets) -> None:
         """Overwrite the copy."""
-        hear_vector(self.block, packets)
+        load_vector(self.block, packets)
 
-    def resume(self, packets: Packets, steps: range) -> None:
-        """The next step overwrites the copy."""
-        refuse_any(packets)
+    def catch_up(self, packets: Packets, steps: range) -> None:
+        """Refuse any packet: the next step overwrites the copy."""
+        refuse_fusion(packets)
 
     def digest(self, step: int) -> Packets:
-        """Nothing to compare."""
+        """Return nothing: there is nothing to compare."""
         return ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Every step overwrites the copy: there is nothing to save."""
+        """Return nothing: every step overwrites the copy."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """There is nothing to load."""
+        """Do nothing: there is nothing to restore."""
 
 
-class CompressTeller:
-    """The compressed change of x0 against its memory G0, the paper's block 0."""
+class CompressedSender:
+    """Sends the compressed change of x0 against its memory G0, the paper's block 0."""
 
-    def __init__(self, block: Block, parties: int, channel: Channel) -> None:
-        """Tell of the server's fusion model through this channel."""
+    def __init__(self, block: Block, channel: Channel) -> None:
+        """Send the server's fusion model through this channel."""
         self.block = block
-        self.parties = parties
         self.channel = channel
 
-    def check(self, step: int, party: int, digest: Packets) -> None:
-        """No digest is ever due."""
-        refuse_digest(party, digest)
+    def check(self, step: int, name: str, digest: Packets) -> None:
+        """Refuse any digest: none is ever due."""
+        refuse_digest(name, digest)
 
-    def tell(self, step: int, digests: list[Packets | None]) -> list[Packets]:
-        """Return the same packet for all. The server itself goes on with its exact x0."""
+    def send(self, step: int, digests: Mapping[str, Packets]) -> dict[str, Packets]:
+        """Return C(x0 - G0), the same for all. The server itself continues with its exact x0."""
         packets, _ = self.channel.send(ALL, self.block.vector(), step)
-        return [packets] * self.parties
+        return dict.fromkeys(digests, packets)
 
-    def resume(self, party: int) -> Packets:
+    def catch_up(self, name: str) -> Packets:
         """Return G0 itself."""
-        return send_exactly(self.channel.held(ALL))
+        return send_exactly(self.channel.surrogate(ALL))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory."""
         return self.channel.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved memory."""
+        """Restore a saved memory."""
         self.channel.load_state_dict(state)
 
 
-class CompressHearer:
-    """Works with G0 instead of x0."""
+class CompressedReceiver:
+    """Works with G0 in place of x0."""
 
     follows = False
 
@@ -184,17 +156,18 @@ class CompressHearer:
         self.block = block
         self.channel = channel
 
-    def hear(self, step: int, packets: Packets) -> None:
-        """Advance G0 and use it."""
+    def receive(self, step: int, packets: Packets) -> None:
+        """G0 <- G0 + C0; use it as the copy."""
         decoded = self.channel.decode(ALL, packets, self.block.size())
-        self.block.load_vector(self.channel.hear(ALL, packets, decoded))
+        self.block.load_vector(self.channel.receive(ALL, packets, decoded))
 
-    def resume(self, packets: Packets, steps: range) -> None:
+    def catch_up(self, packets: Packets, steps: range) -> None:
         """Take over G0; the next step brings the copy to it."""
-        self.channel.restore(ALL, unpack(one(packets), (self.block.size(),), self.block.dtype, "the fusion model"))
+        vector = unpack(only_packet(packets), (self.block.size(),), self.block.dtype, "the fusion model")
+        self.channel.restore(ALL, vector)
 
     def digest(self, step: int) -> Packets:
-        """Nothing to compare: both memories absorb the same packets."""
+        """Return nothing to compare: both memories absorb the same packets."""
         return ()
 
     def state_dict(self) -> dict[str, Any]:
@@ -202,5 +175,29 @@ class CompressHearer:
         return self.channel.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved memory."""
+        """Restore a saved memory."""
         self.channel.load_state_dict(state)
+
+
+def only_packet(packets: Packets) -> Packet:
+    """Return the one packet of the fusion model."""
+    if len(packets) != 1:
+        raise ProtocolError(f"the fusion model: expected 1 packet, got {len(packets)}.")
+    return packets[0]
+
+
+def load_vector(block: Block, packets: Packets) -> None:
+    """Overwrite a copy of the fusion model."""
+    block.load_vector(unpack(only_packet(packets), (block.size(),), block.dtype, "the fusion model"))
+
+
+def refuse_digest(name: str, packets: Packets) -> None:
+    """Refuse the digest of a copy of the fusion model in a report where none is due."""
+    if packets:
+        raise ProtocolError(f"{name}: expected a report without block 0, got one with the digest of a fusion model.")
+
+
+def refuse_fusion(packets: Packets) -> None:
+    """Refuse a fusion model in SYNC where the next step brings it."""
+    if packets:
+        raise ProtocolError("expected SYNC without the fusion model, which the next step brings, got one with it.")

@@ -1,35 +1,93 @@
-"""One pass of a local model over some of a party's rows."""
+"""A party's model H_k and how it computes: alone here, or shared with other workers of the same party."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
 from torch import Tensor, nn
 
 from efvfl.core.batches import Rows, Source, columns_of
-from efvfl.core.block import aside
+from efvfl.core.block import Block, aside
 from efvfl.errors import ConfigError
-from efvfl.util.rng import seeded
+from efvfl.util.rng import derive, seeded
+
+CHUNK = 16384  # rows represented at a time
+
+
+class LocalModel(Protocol):
+    """The variables x_k, and the two passes over some of the party's rows."""
+
+    block: Block
+
+    def forward(self, rows: Rows, step: int, turn: int = 0, values: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return H_k(x_k) of these rows with its graph, shape (rows, width).
+
+        `turn` numbers the local updates of a step. `values` stand in for parameters and buffers of these names.
+        """
+
+    def represent(self, x: Tensor) -> Tensor:
+        """Return the representation of rows in evaluation mode, without a graph."""
+
+    def load_state_dict(self, state: dict[str, Any], step: int) -> None:
+        """Restore x_k as it was before this step."""
+
+
+class PlainModel:
+    """A model that computes in this process."""
+
+    def __init__(self, block: Block, features: Tensor | Source, key: int, name: str) -> None:
+        """Compute on these columns. The key is private to the party and seeds dropout."""
+        self.block = block
+        self.features = features
+        self.key = key
+        self.name = name
+
+    def forward(self, rows: Rows, step: int, turn: int = 0, values: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return H_k(x_k) of these rows with its graph."""
+        key = derive(self.key, step, turn)
+        return forward(self.block.module, columns_of(self.features, rows, step), rows, key, self.name, values)
+
+    def represent(self, x: Tensor) -> Tensor:
+        """Return the representation of rows in evaluation mode, without a graph."""
+        return represent(self.block.module, x)
+
+    def load_state_dict(self, state: dict[str, Any], step: int) -> None:
+        """Restore x_k."""
+        self.block.load_state_dict(state)
 
 
 def forward(
-    module: nn.Module,
-    features: Tensor | Source,
-    rows: Rows,
-    step: int,
-    key: int,
-    name: str,
-    values: dict[str, Tensor] | None = None,
+    module: nn.Module, x: Tensor, rows: Rows, key: int, name: str, values: Mapping[str, Tensor] | None = None
 ) -> Tensor:
-    """Return a local model's representation of some rows, with its graph; the key decides what is dropped out.
-
-    `values` stand in for parameters and buffers of these names.
-    """
-    x = columns_of(features, rows, step)
+    """Return a module's output for the columns `x` of these rows, with its graph; the key decides dropout masks."""
     version = x._version
     with seeded(key):
-        h = aside(module, x, values=values or {})
+        h = aside(module, x, values=dict(values or {}))
     if x._version != version and isinstance(rows, slice):
         raise ConfigError(
-            f"the local model of {name!r} works in place on its input, which would spoil the columns: "
+            f"the local model of {name!r} changes its input in place, which would spoil the columns: "
             "give its first layer inplace=False."
         )
     return h
+
+
+@contextmanager
+def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put modules in evaluation mode, and every part of them back as it was."""
+    parts = [(part, part.training) for module in modules for part in module.modules()]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for part, training in parts:
+            part.training = training
+
+
+def represent(module: nn.Module, x: Tensor) -> Tensor:
+    """Return the exact representation of all rows in evaluation mode, shape (rows, width)."""
+    with torch.no_grad(), evaluating([module]):
+        return torch.cat([module(x[start : start + CHUNK]) for start in range(0, len(x), CHUNK)])

@@ -32,17 +32,17 @@ class Loss:
             raise ConfigError(f"the {what} hold NaN or infinity.")
         if (self.labels != "any" and labels.is_complex()) or (self.labels == "numbers" and labels.dtype == torch.bool):
             raise ConfigError(
-                f"loss {self.name!r} takes numbers, but {what} of dtype {labels.dtype} came: make them numbers "
+                f"loss {self.name!r}: expected numbers as {what}, got dtype {labels.dtype}: make them numbers "
                 "(labels.float()), or use 'binary_cross_entropy' for yes and no."
             )
         if self.labels == "classes" and (labels.dtype != torch.int64 or labels.dim() != 1 or int(labels.min()) < 0):
             raise ConfigError(
-                f"loss {self.name!r} takes classes 0, 1, ... as int64, one for each row, but {what} of dtype "
-                f"{labels.dtype}, shape {tuple(labels.shape)} and smallest {float(labels.min()):g} came."
+                f"loss {self.name!r}: expected classes 0, 1, ... as int64, one for each row, got {what} of dtype "
+                f"{labels.dtype}, shape {tuple(labels.shape)} and smallest {float(labels.min()):g}."
             )
         if self.labels == "shares" and (float(labels.min()) < 0 or float(labels.max()) > 1):
             raise ConfigError(
-                f"loss {self.name!r} takes {what} 0 and 1, but {float(labels.min()):g} to {float(labels.max()):g} came."
+                f"loss {self.name!r}: expected {what} 0 and 1, got {float(labels.min()):g} to {float(labels.max()):g}."
             )
 
 
@@ -134,7 +134,7 @@ def class_weights(wanted: str | Sequence[float], labels: Tensor, classes: int) -
     else:
         weights = torch.tensor(wanted, dtype=torch.float64)
         if len(weights) != classes or not bool((weights > 0).all()):
-            raise ConfigError(f"class_weights = {list(wanted)} came, {classes} positive numbers are expected.")
+            raise ConfigError(f"class_weights: expected {classes} positive numbers, got {list(wanted)}.")
     return weights * counts.sum() / (weights * counts).sum()
 
 
@@ -144,7 +144,7 @@ def lookup(loss: str | Loss) -> Loss:
         return loss
     if not isinstance(loss, str):
         raise ConfigError(
-            f"loss = {shown(loss)} came. Give a name ({', '.join(map(repr, LOSSES))}), or "
+            f"expected a loss, got {shown(loss)}. Give a name ({', '.join(map(repr, LOSSES))}), or "
             "Loss(name, function, metric_name, metric) around a function of your own."
         )
     if loss not in LOSSES:

@@ -139,8 +139,8 @@ class ErrorFeedback:
         """Go on from a saved G."""
         saved = state.get("g")
         if saved is None or saved.shape != self.g.shape or saved.dtype != self.g.dtype:
-            came = "no memory" if saved is None else f"a memory of {tuple(saved.shape)}, {saved.dtype}"
-            raise CheckpointError(f"the saved state has {came}, but {tuple(self.g.shape)}, {self.g.dtype} is expected.")
+            found = "no memory" if saved is None else f"a memory of {tuple(saved.shape)}, {saved.dtype}"
+            raise CheckpointError(f"expected a saved memory of {tuple(self.g.shape)}, {self.g.dtype}, got {found}.")
         if ("seen" in state) != (self.seen is not None):
             raise CheckpointError("the saved state was made with another start: compressed and exact do not mix.")
         self.g.copy_(saved)
@@ -168,4 +168,4 @@ def make(
                 f"an exact start needs a memory in the values' own dtype: {narrow} would round it at once."
             )
         return ErrorFeedback(shape, narrow or dtype, start, folder)
-    raise ConfigError(f"memory {kind!r} came, 'direct' or 'error_feedback' is expected.")
+    raise ConfigError(f"memory: expected 'direct' or 'error_feedback', got {kind!r}.")

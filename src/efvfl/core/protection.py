@@ -32,7 +32,7 @@ class Protection:
         """Refuse what has no meaning."""
         for name, value in (("clip", self.clip), ("noise", self.noise)):
             if not 0 <= value < inf:
-                raise ConfigError(f"protect.{name} = {value} came, a finite number from 0 is expected.")
+                raise ConfigError(f"protect.{name}: expected a finite number from 0, got {value}.")
         if self.noise and not self.clip:
             raise ConfigError(
                 f"protect.noise = {self.noise} needs protect.clip: noise is in units of it, and hides nothing of a row "

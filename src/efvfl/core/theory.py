@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from efvfl.core.methods import Labels
 from efvfl.errors import ConfigError
+
+Labels = Literal["private", "shared"]
 
 
 @dataclass(frozen=True)
@@ -30,18 +32,20 @@ class Problem:
     def __post_init__(self) -> None:
         """Refuse constants that no problem has."""
         if self.parties < 1 or self.batch < 1:
-            raise ConfigError(f"{self.parties} parties and batches of {self.batch} came, at least 1 is expected.")
+            raise ConfigError(
+                f"expected at least 1 party and batches of at least 1, got {self.parties} and {self.batch}."
+            )
         if not 0 < self.alpha <= 1:
-            raise ConfigError(f"alpha = {self.alpha} came, 0 < alpha <= 1 is expected.")
+            raise ConfigError(f"expected 0 < alpha <= 1, got {self.alpha}.")
         if not (self.smooth > 0 and self.derivative > 0 and self.variance >= 0):
             raise ConfigError(
-                f"smooth = {self.smooth}, derivative = {self.derivative} and variance = {self.variance} came: the "
-                "first two must be positive, the last must not be negative."
+                "expected positive smooth and derivative, and a variance that is not negative, got "
+                f"{self.smooth}, {self.derivative} and {self.variance}."
             )
         if not 0 <= self.mu <= self.smooth:
-            raise ConfigError(f"mu = {self.mu} came, but a PL constant is never above smooth = {self.smooth}.")
+            raise ConfigError(f"expected mu of at most smooth = {self.smooth}, as every PL constant is, got {self.mu}.")
         if self.labels not in ("shared", "private"):
-            raise ConfigError(f"labels = {self.labels!r} came, 'shared' or 'private' is expected.")
+            raise ConfigError(f"labels: expected 'shared' or 'private', got {self.labels!r}.")
 
     @property
     def count(self) -> int:
@@ -105,7 +109,7 @@ def theorem1_bound(problem: Problem, eta: float, steps: int, gap: float, distort
     after the first report: 0 if that one is exact.
     """
     if not 0 < eta <= theorem1_step(problem) * (1 + 1e-12):
-        raise ConfigError(f"eta = {eta} came, but Theorem 1 holds up to {theorem1_step(problem)}: see theorem1_step.")
+        raise ConfigError(f"expected eta of at most {theorem1_step(problem)} (theorem1_step), got {eta}.")
     length = eta * problem.smooth
     start = 2 * gap / eta + rho2(problem) * distortion
     return start / steps + (1 + length * rho1(problem)) * length * problem.noise
@@ -182,7 +186,7 @@ def lyapunov(problem: Problem, step: Step, gap: float, distortion: float) -> flo
 def neighbourhood(problem: Problem) -> float:
     """Return sigma^2 / (2 B mu), what Theorem 2 leaves of the gap in the long run."""
     if problem.mu == 0:
-        raise ConfigError("mu = 0 came: Theorem 2 needs a positive PL constant.")
+        raise ConfigError("expected mu > 0, got 0: Theorem 2 needs a positive PL constant.")
     return problem.noise / (2 * problem.mu)
 
 

@@ -129,7 +129,7 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
             combine=run.fusion.combine,
             loss=loss,
             method=run.method.build(),
-            agreement=run.agreement,
+            agreement=run.agreement.build(),
             optimizer=make_optimizer(run.optimizer),
             batch_size=run.batch_size,
             seed=run.seed,

@@ -10,20 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from efvfl.core import losses
+from efvfl.core import losses, rules
+from efvfl.core.agreement import Agreement
+from efvfl.core.assembly import SharedParts, make_party, make_server, plain_model
 from efvfl.core.batches import Batches, BatchOrder, Source
 from efvfl.core.block import Optimizer
 from efvfl.core.fusion import Combine, Fusion
+from efvfl.core.local_model import evaluating
 from efvfl.core.losses import Loss
-from efvfl.core.methods import Agreement, Method, svfl
+from efvfl.core.methods import Method, svfl
 from efvfl.core.party import Party
-from efvfl.core.plan import Plan, make_party, make_server
+from efvfl.core.plan import Plan
 from efvfl.core.protection import Protection
 from efvfl.errors import ConfigError, shown, whole
 from efvfl.training import inputs
 from efvfl.training.federation import Federation
 from efvfl.training.inputs import Columns, Models
-from efvfl.training.measure import Split, evaluating, predict
+from efvfl.training.measure import Split, predict
 from efvfl.training.transport import LocalTransport
 from efvfl.util.rng import derive
 from efvfl.wire.ledger import Ledger
@@ -83,7 +86,7 @@ def federate(
     given = {name: inputs.held_out(pair, names, train, name) for name, pair in pairs.items()}
     splits = {"train": train} | {name: split for name, split in given.items() if split is not None}
     fusion = Fusion(head, combine)
-    widths, dtype = _widths(local, dict(zip(names, train.features, strict=True)), fusion)
+    widths, dtype = _widths(local, dict(zip(names, train.features, strict=True)))
     plan = Plan(
         names=names,
         widths=widths,
@@ -96,28 +99,26 @@ def federate(
         label_holder=label_holder,
         mapped=None if mapped is None else Path(mapped),
     )
-    inputs.check_method(plan.method, plan.agreement)
+    chosen = {"combine": combine, "widths": tuple(widths), "protect": bool(protect and protect.on)}
+    rules.check(rules.Choices.of(plan.method, plan.agreement, mapped=plan.mapped is not None, **chosen))
     _check_parts(plan, splits, local, fusion)
     server = make_server(plan, fusion, train.labels, derive(seed_of[""], "server"), protect)
     parties: dict[str, Party] = {}
     columns: list[Tensor | Source] = [*(sources or train.features)]
-    shared = plan.agreement.labels == "shared"
     for name, model, x in zip(names, local, columns, strict=True):
-        held = (copy.deepcopy(fusion), train.labels, None if wire else server) if shared else ()
-        parties[name] = make_party(plan, name, model, x, derive(seed_of[name], "party", name), *held)
+        party_seed = derive(seed_of[name], "party", name)
+        shared = SharedParts(train.labels, copy.deepcopy(fusion), None if wire else server.channels)
+        made = plain_model(plan, name, model, x, party_seed)
+        parties[name] = make_party(plan, name, made, party_seed, None if plan.agreement.private else shared)
     ledger, here = Ledger(), [label_holder] if label_holder else []
     transport = LocalTransport(parties, ledger, here, wire)
     return Federation(server, parties, transport, ledger, splits, here, plan.agreement.window)
 
 
-def _widths(models: Sequence[nn.Module], named: dict[str, Tensor], fusion: Fusion) -> tuple[list[int], torch.dtype]:
+def _widths(models: Sequence[nn.Module], named: dict[str, Tensor]) -> tuple[list[int], torch.dtype]:
     """Return the widths and the one dtype of all representations."""
     probes = [model_width(model, x, name) for model, (name, x) in zip(models, named.items(), strict=True)]
     widths = [width for width, _ in probes]
-    if fusion.additive and len(set(widths)) > 1:
-        raise ConfigError(
-            f"combine = {fusion.kind!r} needs equal widths, but the local models give {widths}: use 'concat'."
-        )
     if len({dtype for _, dtype in probes}) > 1:
         raise ConfigError(f"the local models give {sorted(str(d) for _, d in probes)}: one dtype for all is needed.")
     return widths, probes[0][1]
@@ -150,8 +151,6 @@ def model_width(model: nn.Module, features: Tensor, name: str) -> tuple[int, tor
 
 def _check_parts(plan: Plan, splits: Mapping[str, Split], models: Sequence[nn.Module], fusion: Fusion) -> None:
     """Refuse data and models that cannot be trained together, and say which of them is wrong."""
-    if plan.agreement.labels == "shared" and plan.agreement.downlink == "aggregate" and not fusion.additive:
-        raise ConfigError("downlink = 'aggregate' needs combine = 'sum' or 'mean'; use 'relay' with a concatenation.")
     for name, x in zip(plan.names, splits["train"].features, strict=True):
         inputs.check_finite(x, name)
     owners: dict[int, str] = {}

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from efvfl.core.batches import ALL
 from efvfl.core.fusion import Fusion
 from efvfl.core.party import Party
 from efvfl.core.server import Server
@@ -180,7 +179,7 @@ class Federation:
         """
         features, total = self.splits["train"].features, 0.0
         for place, party in enumerate(self.parties.values()):
-            rows = None if party.reporting else ALL if party.reports_all else party.batches.rows(party.step)
+            rows = None if party.reporting else party.plan.report_rows.rows(party.step)
             h = representations[place] if representations else measure.represent(party.block.module, features[place])
             total += measure.distortion(party.up, h, rows, party.step)
         return total
@@ -237,7 +236,7 @@ class Federation:
         self.ledger.load_state_dict(state["ledger"])
         self._losses = [float(loss) for loss in state["losses"]]
         self.seconds = float(state["seconds"])
-        steps = zip(*(party.open_reports() for party in self.parties.values()), strict=True)
+        steps = zip(*(party.open.unanswered(party.step) for party in self.parties.values()), strict=True)
         self._replies = [dict(zip(self.parties, reports, strict=True)) for reports in steps]
         saved, own = state.get("batches"), self._batches()
         if saved not in (None, own):  # states of earlier versions do not have it

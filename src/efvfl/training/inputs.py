@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from efvfl.core.agreement import Agreement
 from efvfl.core.block import Optimizer
-from efvfl.core.methods import Agreement, Link, Method, check_together
+from efvfl.core.methods import Method
 from efvfl.core.protection import Protection
 from efvfl.errors import ConfigError, nearest, shown, whole
 from efvfl.training.measure import Split
@@ -191,12 +192,6 @@ def check_settings(**settings: object) -> None:
         kind, call = CALLS[name]
         if value is not None and not isinstance(value, kind):
             raise ConfigError(f"{name} = {shown(value)} came. Write {call}.")
-
-
-def check_method(method: Method, agreement: Agreement) -> None:
-    """Refuse parts of a method that the agreement has no use for, and the other way round."""
-    nothing_lost = agreement.fusion == "compress" and method.name == "svfl"  # so that methods can be compared
-    check_together(agreement, method.down != Link(), nothing_lost or method.fusion != Link())
 
 
 def seeds(seed: object, private: object, names: list[str]) -> dict[str, int]:

@@ -7,7 +7,6 @@ and nothing is left changed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,10 +16,10 @@ from efvfl.compress import decode
 from efvfl.core.batches import ALL, Rows, take
 from efvfl.core.channel import Channel
 from efvfl.core.fusion import Fusion
+from efvfl.core.local_model import CHUNK, evaluating
+from efvfl.core.local_model import represent as represent
 from efvfl.core.losses import Loss
 from efvfl.core.memory import ErrorFeedback
-
-CHUNK = 16384  # rows in memory at a time
 
 
 @dataclass(frozen=True)
@@ -35,19 +34,6 @@ class Split:
         for start in range(0, len(self.labels), CHUNK):
             part = slice(start, start + CHUNK)
             yield [x[part] for x in self.features], self.labels[part]
-
-
-@contextmanager
-def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Put modules in evaluation mode, and every part of them back as it was."""
-    parts = [(part, part.training) for module in modules for part in module.modules()]
-    for module in modules:
-        module.eval()
-    try:
-        yield
-    finally:
-        for part, training in parts:
-            part.training = training
 
 
 def predict(models: Sequence[nn.Module], fusion: Fusion, features: Sequence[Tensor]) -> Tensor:
@@ -100,12 +86,6 @@ def squared_norm(tensors: Sequence[Tensor]) -> float:
     return float(sum(t.cpu().double().square().sum() for t in tensors))
 
 
-def represent(model: nn.Module, features: Tensor) -> Tensor:
-    """Return the exact representation of all rows, shape (rows, width)."""
-    with torch.no_grad(), evaluating([model]):
-        return torch.cat([model(features[i : i + CHUNK]) for i in range(0, len(features), CHUNK)])
-
-
 def distortion(channel: Channel, h: Tensor, rows: Rows | None, step: int) -> float:
     """Return D_k = |G_k - H_k(x_k)|^2 of one party, after its report on `step`.
 
@@ -123,7 +103,7 @@ def distortion(channel: Channel, h: Tensor, rows: Rows | None, step: int) -> flo
             residual = residual.clone()
             residual[torch.arange(len(h))[rows][new]] = 0
             before = before[~new]
-    packet = channel.try_out(channel.compressor.at(step), before, step)
+    packet = channel.encode(channel.compressor.at(step), before, step)
     after = torch.from_numpy(decode(packet, before.numel()))
     if isinstance(channel.memory, ErrorFeedback) and rows is not None:
         after = channel.memory.change(rows, after)

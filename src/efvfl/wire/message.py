@@ -14,6 +14,19 @@ VERSION: Final = 1
 MAGIC: Final = b"EF"
 MAX_PACKETS: Final = 1 << 16
 
+# Blocks are numbered as the paper counts them: 0 is the fusion model, 1 to K are the parties. Two more follow.
+FUSION: Final = 0
+
+
+def combined_block(parties: int) -> int:
+    """Return the number of the block that is the combined representation of all parties."""
+    return parties + 1
+
+
+def rows_block(parties: int) -> int:
+    """Return the number of the block that says which rows of the batch take part."""
+    return parties + 2
+
 
 class Kind(IntEnum):
     """Every kind of message there is, with its code on the wire."""
@@ -29,10 +42,9 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one participant tells another at one step: packets by block number, as the paper counts blocks.
+    """What one participant sends another at one step: packets by block number.
 
-    Block 0 is the fusion model, block k is party k, block K+1 is the combined representation, block K+2 which rows take
-    part. A block holds one packet, or two where some rows are reported for the first time and exactly.
+    A block holds one packet, or two where some rows are reported for the first time and exactly.
     """
 
     kind: Kind
@@ -83,6 +95,3 @@ class Message:
             last = block
         reader.end("message")
         return cls(Kind(code >> 1), step, {block: tuple(held) for block, held in packets.items()}, bool(code & 1))
-
-
-Reports = list[Message | None]  # of all parties, in their order; None: it is away

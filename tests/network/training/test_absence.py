@@ -18,7 +18,7 @@ from efvfl.core.block import Block, Optimizer
 from efvfl.core.channel import send_bytes, send_exactly
 from efvfl.core.party import Party
 from efvfl.core.server import Server
-from efvfl.core.shared_labels import SharedGuide
+from efvfl.core.shared_labels import SharedLabelsParty
 from efvfl.errors import ConfigError, ProtocolError
 from efvfl.network.training import participant
 from efvfl.wire.message import Kind, Message
@@ -33,10 +33,10 @@ def test_training_goes_on_without_a_party_and_it_rejoins(tmp_path: Path, leaves_
     assert all(set(record.absent) <= {AWAY} for record in serving.records)
     assert spans[-1][1] >= 14  # it was away until step 15 at least
     assert serving.server.step_number == 24
-    assert not serving.server.away
+    assert not serving.server.attendance.away
     assert serving.records[-1].test, "the last record is of all parties again"
-    for k, (name, party) in enumerate(parties.items()):
-        assert torch.equal(memory_of(serving.server.channels[k]), memory_of(party.up)), name
+    for name, party in parties.items():
+        assert torch.equal(memory_of(serving.server.channels[name]), memory_of(party.up)), name
         assert party.step == 24
     assert serving.records[-1].surrogate_loss < serving.records[0].surrogate_loss
 
@@ -49,7 +49,7 @@ def test_with_shared_labels_a_party_that_is_back_knows_what_it_missed(
     serving, parties = run(tmp_path, shared_config(case), leaves_at, back_at=15)
     server = serving.server
     assert server.step_number == 24
-    assert not server.away
+    assert not server.attendance.away
     assert any(record.absent for record in serving.records)
     losses = [record.surrogate_loss for record in serving.records]
     assert math.isnan(losses[0]) == (leaves_at == 0)  # then no row of these epochs was known of all parties
@@ -99,12 +99,12 @@ def test_with_shared_labels_parties_learn_from_the_known_rows_of_a_batch(downlin
     assert isinstance(seen, Tensor)
     known = rows[torch.isin(rows, seen)]
     assert 1 < len(known) < len(rows)
-    surrogates = [memory_of(channel)[known].clone() for channel in server.channels]
+    surrogates = [memory_of(channel)[known].clone() for channel in server.channels.values()]
     for name, message in messages.items():
         k, party = list(parties).index(name), parties[name]
-        assert isinstance(party.features, Tensor)
+        assert isinstance(party.model.features, Tensor)
         twin = copy.deepcopy(party.block.module)
-        h = [twin(party.features[known]) if j == k else g for j, g in enumerate(surrogates)]
+        h = [twin(party.model.features[known]) if j == k else g for j, g in enumerate(surrogates)]
         torch.nn.functional.cross_entropy(head(h), server.labels[known]).backward()
         party.handle(message)
         for mine, theirs in zip(party.block.module.parameters(), twin.parameters(), strict=True):
@@ -126,9 +126,9 @@ def test_a_batch_that_the_absent_party_never_reported_teaches_nothing(fusion: st
     messages = server.step(replies)  # step 1 of the first epoch: other rows
     for name, message in messages.items():
         parties[name].handle(message)
-        guide = parties[name].guide
-        assert isinstance(guide, SharedGuide)
-        assert torch.equal(guide.hearer.block.vector(), server.block.vector())
+        guide = parties[name].label_mode
+        assert isinstance(guide, SharedLabelsParty)
+        assert torch.equal(guide.receiver.block.vector(), server.block.vector())
     for block, held in zip(blocks, before, strict=True):
         assert torch.equal(block.vector(), held)
 
@@ -159,7 +159,7 @@ def test_a_wrong_list_of_rows_is_refused_and_nothing_changes(case: str) -> None:
     blocks, text = WRONG_RELAYS[case]
     party = shared_party()
     party.handle(Message(Kind.BEGIN, 0))
-    size = party.guide.hearer.block.size()  # type: ignore[attr-defined]
+    size = party.label_mode.receiver.block.size()  # type: ignore[attr-defined]
     before = party.block.vector()
     with pytest.raises(ProtocolError, match=text):
         party.handle(Message(Kind.RELAY, 0, {0: packet_of(size)} | blocks))

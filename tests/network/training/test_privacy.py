@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from efvfl.config.run_file import RunConfig
 from efvfl.core.channel import send_exactly
+from efvfl.core.fusion import StepContext
 from efvfl.network.identity import authority, certificates
 from efvfl.network.links.frame import Frame, FrameKind, pieces
 from efvfl.network.links.grpc import dial, listen
@@ -253,25 +254,26 @@ def planted(tmp_path: Path, ready: Path, data: Path) -> Iterator[Overheard]:
 @pytest.mark.parametrize("secret", ["uint8", "int64", "float32", "fusion", "half a fusion"])
 def test_a_leak_in_a_cotangent_is_found(planted: Overheard, secret: str) -> None:
     server = planted.serving.server
-    honest = server.answer.messages
+    honest = server.label_mode.answers
 
-    def leaking(step: int, rows: Any, replies: list[Message], combined: Tensor, hold: bool) -> list[Message]:
-        messages = honest(step, rows, replies, combined, hold)
-        if step != 7:
+    def leaking(context: StepContext, reports: Mapping[str, Message], hold: bool) -> dict[str, Message]:
+        messages = honest(context, reports, hold)
+        if context.step != 7:
             return messages
         if secret.endswith("fusion"):
             vector = server.block.vector()
             body = send_exactly(vector[5:9] if secret.startswith("half") else vector)[0].body
         else:
-            body = server.labels[rows].to(getattr(torch, secret)).numpy().tobytes()
-        packet = messages[0].packets[1][0]
+            body = server.labels[context.rows].to(getattr(torch, secret)).numpy().tobytes()
+        first = next(iter(messages))
+        packet = messages[first].packets[1][0]
         start = 12 if secret.endswith("fusion") else 13  # an odd place where that still makes finite numbers
         hidden = Packet(
             packet.codec, packet.dtype, packet.shape, packet.body[:start] + body + packet.body[start + len(body) :]
         )
-        return [replace(messages[0], packets={1: (hidden,)}), *messages[1:]]
+        return messages | {first: replace(messages[first], packets={1: (hidden,)})}
 
-    server.answer.messages = leaking  # type: ignore[method-assign]
+    server.label_mode.answers = leaking  # type: ignore[method-assign]
     planted.run()
     found = planted.labels_found()
     assert found
@@ -325,10 +327,10 @@ def test_no_id_leaves(heard: Overheard) -> None:
 def test_no_seed_and_no_key_leaves(heard: Overheard) -> None:
     everything = heard.bytes("server", *PARTIES)
     server = heard.serving.server
-    secrets = [*SEEDS.values(), server.key, *(channel.key for channel in server.answer.channels)]  # type: ignore[attr-defined]
+    secrets = [*SEEDS.values(), server.plan.fusion_key, *(channel.key for channel in server.label_mode.downs.values())]  # type: ignore[attr-defined]
     for name, member in heard.members.items():
         assert private_seed(own_copy(heard.config, name), name) == SEEDS[name]
-        secrets += [member.party.key, member.party.up.key]
+        secrets += [member.party.model.key, member.party.up.key]
     assert len({secret for secret in secrets if secret > 1 << 40}) >= 3 + 3
     for secret in secrets:
         if secret:  # a channel that only receives has no key
@@ -355,11 +357,11 @@ def test_what_is_said_too_much_in_a_hello_is_found(planted: Overheard, secret: s
         "id": one,
         "digest": hashlib.sha256(one.encode()).hexdigest(),
         "seed": SEEDS["bank"],
-        "key": f"{member.party.key:x}",
+        "key": f"{member.party.model.key:x}",
     }
     member.about = member.about | {"note": said[secret]}
     planted.run()
     everything = planted.bytes("server", *PARTIES)
     assert bool(ids_found(everything)) is (secret in ("id", "digest"))
     assert bool(numbers_found(everything, SEEDS["bank"])) is (secret == "seed")
-    assert bool(numbers_found(everything, member.party.key)) is (secret == "key")
+    assert bool(numbers_found(everything, member.party.model.key)) is (secret == "key")

@@ -48,7 +48,7 @@ def assert_same(left: Outcome, right: Outcome) -> None:
     """Compare all but copies of the fusion model that are not saved: the next lesson overwrites them."""
 
     def lasting(outcome: Outcome) -> Outcome:
-        saved = {name for name, state in outcome.parties.items() if "block" in state["guide"].get("fusion", {})}
+        saved = {name for name, state in outcome.parties.items() if "block" in state["label_mode"].get("fusion", {})}
         return replace(outcome, copies={name: copy for name, copy in outcome.copies.items() if name in saved})
 
     assert_all_same(lasting(left), lasting(right))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from efvfl.config.run_file import RunConfig
-from efvfl.core import losses
+from efvfl.core import losses, rules
+from efvfl.core.assembly import SharedParts, dropout_key, make_party, make_server, plain_model
 from efvfl.core.batches import Batches
 from efvfl.core.block import Block
 from efvfl.core.channel import send_exactly, unpack
 from efvfl.core.fusion import Fusion
 from efvfl.core.fusion_replicas import PER_NUMBER
+from efvfl.core.local_model import CHUNK as CHUNK
+from efvfl.core.local_model import LocalModel
 from efvfl.core.party import Party
-from efvfl.core.plan import Plan, make_party, make_server
+from efvfl.core.plan import Plan
 from efvfl.core.server import Server
 from efvfl.data.base import cut_rows
 from efvfl.data.npz import classes_of, own_columns, read
@@ -26,7 +30,7 @@ from efvfl.errors import ConfigError, DataError, ProtocolError, nearest
 from efvfl.network.training import table_data
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.workers import worker_group
-from efvfl.network.workers.worker_group import WorkerGroup
+from efvfl.network.workers.worker_group import GroupModel, WorkerGroup
 from efvfl.runs.build import (
     has_tables,
     head_model,
@@ -38,12 +42,10 @@ from efvfl.runs.build import (
     model_config,
     private_seed,
 )
-from efvfl.training import measure
 from efvfl.training.federate import check_batches, model_width
 from efvfl.util.rng import derive
 from efvfl.wire.packet import Packet
 
-CHUNK = measure.CHUNK  # rows of one question
 MAX_QUESTION = 4 << 20  # bytes
 
 
@@ -130,10 +132,7 @@ def _own_files(config: RunConfig, folder: Path, name: str, party: str) -> Partic
 def make_plan(config: RunConfig, holding: ParticipantData, home: Path | None = None) -> Plan:
     """Return what all participants know, as this one's file says it; `home` is the participant's folder."""
     widths = [model_config(config, name).width for name in holding.names]
-    if config.fusion.combine != "concat" and len(set(widths)) > 1:
-        raise ConfigError(f"combine = {config.fusion.combine!r} needs equal widths, but {widths} came: use 'concat'.")
-    if config.fusion.combine == "concat" and config.agreement.downlink == "aggregate":
-        raise ConfigError("downlink = 'aggregate' needs combine = 'sum' or 'mean'; use 'relay' with a concatenation.")
+    rules.check(replace(config.choices, widths=tuple(widths)))
     samples = len(holding.ids["train"])
     return Plan(
         names=holding.names,
@@ -141,7 +140,7 @@ def make_plan(config: RunConfig, holding: ParticipantData, home: Path | None = N
         dtype=torch.float32,
         batches=Batches(samples, config.batch_size, derive(config.seed, "batches"), config.batch_order),
         method=config.method.build(),
-        agreement=config.agreement,
+        agreement=config.agreement.build(),
         # Without labels the loss is not computed here, and its name is all that matters.
         loss=make_loss(config, holding.labels["train"], holding.classes)
         if holding.labels
@@ -183,19 +182,14 @@ def _build_model(config: RunConfig, plan: Plan, holding: ParticipantData, name: 
 
 def build_party(config: RunConfig, plan: Plan, holding: ParticipantData, name: str) -> Party:
     """Make a party's half; where torchrun started several workers, this is the one of rank 0."""
-    x, model = holding.columns["train"], _build_model(config, plan, holding, name)
-    shared = config.agreement.labels == "shared"
-    held = (_fusion(config, plan, holding), holding.labels["train"]) if shared else ()
-    party = make_party(plan, name, model, x, derive(private_seed(config, name), "party", name), *held)
-    if worker_group.size() > 1:
-        if config.agreement.pipeline:  # a worker keeps the graph of one forward pass
-            raise ConfigError(
-                f"torchrun started {worker_group.size()} workers of {name!r}, but agreement.pipeline = true has two "
-                "steps under way, and workers share one: use one worker, or pipeline = false."
-            )
-        party.crew = WorkerGroup(party.block, x, plan.batches, name)
-        party.crew.share()
-    return party
+    x, module = holding.columns["train"], _build_model(config, plan, holding, name)
+    seed, workers = derive(private_seed(config, name), "party", name), worker_group.size()
+    rules.check(rules.Choices.of(plan.method, plan.agreement, workers=workers))
+    model: LocalModel = plain_model(plan, name, module, x, seed)
+    if workers > 1:
+        model = GroupModel(WorkerGroup(model.block, x, plan.batches, name), dropout_key(seed))
+    shared = SharedParts(holding.labels["train"], _fusion(config, plan, holding)) if plan.agreement.shared else None
+    return make_party(plan, name, model, seed, shared)
 
 
 def build_worker(config: RunConfig, plan: Plan, holding: ParticipantData, name: str) -> WorkerGroup:
@@ -227,8 +221,7 @@ class QuestionHandler:
             ids = table.get("ids", ())
             places = [place for place, i in enumerate(ids) if i not in self.places]
             return len(ids), b"\x01" + str(error).encode() + b"\x00" + json.dumps(places).encode()
-        workers, module = self.party.crew, self.party.block.module
-        h = workers.represent(rows) if workers else measure.represent(module, rows)
+        h = self.party.model.represent(rows)
         return len(h), b"\x00" + send_exactly(h, "a representation")[0].to_bytes()
 
     def _rows(self, question: Any) -> Tensor:
@@ -280,6 +273,6 @@ def frame_limit(plan: Plan, fusion_size: int = 0) -> int:
 
     A party may get a fusion model of so many numbers, with its optimiser's.
     """
-    whole = plan.agreement.reports == "all" or (plan.stale and plan.agreement.labels == "shared")
+    whole = plan.agreement.reports == "all" or (plan.stale and not plan.agreement.private)
     rows = plan.batches.samples if whole else plan.batches.count(0)
     return 2 * 8 * max(rows, CHUNK) * sum(plan.widths) + 8 * PER_NUMBER * fusion_size + (64 << 20)

@@ -108,7 +108,7 @@ class PartyProcess:
             self._settled = max(self._settled, frame.durable)
             if frame.number < min(self.handled, self._settled) and frame.number not in self.message_log:
                 return None
-            if self.handled < frame.number < self.handled + self.party.window:
+            if self.handled < frame.number < self.handled + self.party.open.window:
                 return None  # it has overtaken another one, and both will be sent again
             body = self._handle(frame)
             self.message_log.forget(min(frame.durable, self.durable))  # what is computed again is compared with it
@@ -132,7 +132,7 @@ class PartyProcess:
             raise ProtocolError(f"request {frame.number} is not a message: {error}") from error
         if frame.number > self.handled and message.kind != Kind.SYNC:  # others were asked things while it was away
             raise ProtocolError(f"request {frame.number} came, but request {self.handled} has not come yet.")
-        reported = message.step + (0 if message.kind in (Kind.BEGIN, Kind.SYNC) else self.party.window)
+        reported = message.step + (0 if message.kind in (Kind.BEGIN, Kind.SYNC) else self.party.open.window)
         if self.limits.steps and not message.hold and reported >= self.limits.steps:
             raise LimitError(f"{self.party.name} takes part in {self.limits.steps:,} steps, as its own file says.")
         started = time.perf_counter()

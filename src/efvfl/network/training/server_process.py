@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from efvfl.config.run_file import RunConfig
+from efvfl.core.local_model import evaluating
 from efvfl.data.tables.ids import normalise_texts
 from efvfl.errors import AbsentError, DataError, Interrupted, ProtocolError
 from efvfl.network import handshake
@@ -31,7 +32,7 @@ from efvfl.network.training.participant import (
     read_answer,
 )
 from efvfl.network.training.participant_data import ParticipantData
-from efvfl.network.workers.worker_group import WorkerGroup
+from efvfl.network.workers.worker_group import WorkerGroup, workers_of
 from efvfl.runs.build import has_tables
 from efvfl.runs.run_folder import Outputs, save_outputs, save_settings
 from efvfl.training import measure
@@ -94,13 +95,13 @@ class ServerProcess:
     @property
     def workers(self) -> WorkerGroup | None:
         """Those who share the label holder's own computing, if there are any."""
-        return self.party.crew if self.party else None
+        return workers_of(self.party) if self.party else None
 
     @property
     def pace(self) -> Schedule:
         """When parties hold, and how much is under way until then."""
         config = self.config
-        return Schedule(self.plan.batches.per_epoch, config.epochs, config.observe_every, config.agreement.window)
+        return Schedule(self.plan.batches.per_epoch, config.epochs, config.observe_every, self.plan.agreement.window)
 
     @property
     def steps(self) -> int:
@@ -112,7 +113,7 @@ class ServerProcess:
         handshake.compare(self.about, table)
         if position != self.requests.number or self._has_left(name):
             return
-        if table.get("memory") != self.server.channels[self.holding.names.index(name)].digest():
+        if table.get("memory") != self.server.channels[name].digest():
             raise ProtocolError(
                 f"the server and {name} have both handled {position} requests but do not remember the same of what was "
                 "sent: one of the folders belongs to another run. Start all anew in empty folders, or restore them."
@@ -121,7 +122,7 @@ class ServerProcess:
     def _has_left(self, name: str) -> bool:
         """Whether a step went without a party, whose memory SYNC has yet to mend."""
         synced = bool(self._pending) and name in self._pending[0] and self._pending[0][name].kind == Kind.SYNC
-        return synced or name in self.server.away
+        return synced or name in self.server.attendance.away
 
     def _check(self, name: str, reply: Message) -> None:
         self.server.check(name, reply, self._pending[0][name])
@@ -179,7 +180,9 @@ class ServerProcess:
 
     def _stage(self, messages: dict[str, Message], hold: bool) -> None:
         """Make these the next request, to which those are added who are back after having been away."""
-        messages |= {name: self.server.rejoin(name, hold) for name in self.requests.back() if name in self.server.away}
+        messages |= {
+            name: self.server.rejoin(name, hold) for name in self.requests.back() if name in self.server.attendance.away
+        }
         self.requests.stage(messages, len(self._pending))
         self._pending.append(messages)
 
@@ -224,7 +227,7 @@ class ServerProcess:
         self._observing = not self._pending
 
     def _note_absence(self) -> None:
-        for name in self.server.away:
+        for name in self.server.attendance.away:
             spans = self._absences.setdefault(name, [])
             step = self.server.step_number
             if spans and spans[-1][1] >= step - 1:
@@ -268,7 +271,7 @@ class ServerProcess:
         loss, scores = self.server.loss, {}
         outputs: dict[str, Outputs] = {}
         for split in ("validation", "test"):
-            if split in self.holding.labels and not self.server.away:
+            if split in self.holding.labels and not self.server.attendance.away:
                 labels = self.holding.labels[split]
                 with contextlib.suppress(AbsentError):  # without all parties there is nothing to score
                     outputs[split] = Outputs(self.holding.ids[split], labels, self.predict_split(split))
@@ -338,6 +341,6 @@ class ServerProcess:
             answers[self.party.name] = self.answerer(asked)[1]
         fusion = self.server.fusion
         parts = [read_answer(name, answers[name], rows, width) for name, width in widths.items()]
-        with torch.no_grad(), measure.evaluating([fusion]):
+        with torch.no_grad(), evaluating([fusion]):
             output: Tensor = fusion(parts)
         return output

@@ -12,10 +12,11 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from enum import IntEnum
 from types import TracebackType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,11 +24,11 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from efvfl.core.batches import Batches, Rows
+from efvfl.core.batches import Batches, Rows, take
 from efvfl.core.block import Block, flatten, unflatten
-from efvfl.core.local_model import forward
+from efvfl.core.local_model import forward, represent
+from efvfl.core.party import Party
 from efvfl.errors import ConfigError, EfvflError, WorkerError
-from efvfl.training import measure
 from efvfl.util import checkpoint
 from efvfl.util.rng import derive
 
@@ -114,7 +115,7 @@ class WorkerGroup:
         rows = self.batches.rows(step)
         chosen = part if whole or isinstance(rows, slice) else rows[part]
         before = {name: (id(b), b._version) for name, b in self.block.module.named_buffers()}
-        h = forward(self.block.module, self.features, chosen, step, derive(key, self.rank), self.name)
+        h = forward(self.block.module, take(self.features, chosen), chosen, derive(key, self.rank), self.name)
         for name, buffer in self.block.module.named_buffers():
             if before[name] != (id(buffer), buffer._version):
                 raise ConfigError(
@@ -195,7 +196,7 @@ class WorkerGroup:
         """Return the exact representation of some rows, in evaluation mode."""
         self._tell(_Order.REPRESENT, len(x))
         sent = self._send(x.to(self.features.dtype))
-        own = measure.represent(self.block.module, x[self._part(len(x), 0)])
+        own = represent(self.block.module, x[self._part(len(x), 0)])
         with self._together():
             for work in sent:
                 work.wait()
@@ -267,7 +268,39 @@ class WorkerGroup:
         if part.start < part.stop:
             shape = (part.stop - part.start, *self.features.shape[1:])
             x = self._receive(torch.empty(shape, dtype=self.features.dtype))
-            self._reply(measure.represent(self.block.module, x))
+            self._reply(represent(self.block.module, x))
+
+
+class GroupModel:
+    """The local model of a party whose passes are shared by a group of workers; this is the one of rank 0."""
+
+    def __init__(self, group: WorkerGroup, key: int) -> None:
+        """Give all workers the model as it is here. The key is private to the party and seeds dropout."""
+        self.group = group
+        self.key = key
+        self.block = group.block
+        group.share()
+
+    def forward(self, rows: Rows, step: int, turn: int = 0, values: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return H_k(x_k) of these rows; its backward pass is shared as well.
+
+        `values` are not needed: the models of a group change no buffers, and a group has no pipeline.
+        """
+        return self.group.forward(rows, step, derive(self.key, step, turn))
+
+    def represent(self, x: Tensor) -> Tensor:
+        """Return the representation of rows in evaluation mode."""
+        return self.group.represent(x)
+
+    def load_state_dict(self, state: dict[str, Any], step: int) -> None:
+        """Restore x_k here and at all other workers."""
+        self.block.load_state_dict(state)
+        self.group.share(step)
+
+
+def workers_of(party: Party) -> WorkerGroup | None:
+    """Return the workers that share a party's computing, if there are any."""
+    return party.model.group if isinstance(party.model, GroupModel) else None
 
 
 def _meet(rank: int, size: int) -> Store:

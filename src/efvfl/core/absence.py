@@ -1,0 +1,116 @@
+"""Steps without a party that is missing, where the participants have agreed on that, and its return.
+
+While a party is away its surrogate stays as it is, and rows that it never reported are left out of the batch. When it
+is back the server sends SYNC: the party's own surrogate as the server holds it, and with shared labels what the others
+were sent meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from efvfl.core.batches import Rows, take
+from efvfl.core.channel import send_exactly, unpack
+from efvfl.core.plan import Plan
+from efvfl.errors import ProtocolError
+from efvfl.wire.message import Kind, Message
+
+if TYPE_CHECKING:
+    from efvfl.core.party import Party
+    from efvfl.core.server import Server
+
+MOST_MISSED = 1 << 24  # steps that a party may have been away
+
+
+class Attendance:
+    """Who takes part in the current step, and which rows every party has reported at least once."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Start with everybody here."""
+        self.names = plan.names
+        self.report_rows = plan.report_rows
+        self.away: dict[str, int] = {}  # since which step
+        seen = {name: torch.zeros(plan.batches.samples, dtype=torch.bool) for name in plan.names}
+        self.reported: dict[str, Tensor] = seen if plan.stale else {}  # empty: nobody may be away
+
+    @property
+    def here(self) -> list[str]:
+        """The parties that take part in the current step, in their order."""
+        return [name for name in self.names if name not in self.away] if self.away else self.names
+
+    def leave(self, name: str, step: int) -> None:
+        """Proceed without a party from this step on. A report of it on this step is not taken."""
+        if not self.reported:
+            raise ProtocolError(f"{name} is missing, and this federation does not proceed without a party.")
+        self.away.setdefault(name, step)
+
+    def rejoin(self, name: str) -> int:
+        """Count a party as here again, and return the step at which it left."""
+        return self.away.pop(name)
+
+    def taking_part(self, reporters: Collection[str], rows: Rows, step: int) -> Tensor | None:
+        """Note who has reported which rows, and return which rows of the batch take part; None: all of them.
+
+        A row takes part if every party that is away has reported it before. A single row is left out too, because a
+        layer that normalises cannot work on it.
+        """
+        mask: Tensor | None = None
+        for name, seen in self.reported.items():
+            if name in reporters:
+                seen[self.report_rows.rows(step)] = True
+            else:
+                mask = take(seen, rows) if mask is None else mask & take(seen, rows)
+        if mask is None or bool(mask.all()):
+            return None
+        return mask if int(mask.sum()) > 1 else torch.zeros_like(mask)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return who is away, and who has reported what."""
+        return {"away": dict(self.away), "reported": {name: seen.clone() for name, seen in self.reported.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state."""
+        self.away = {name: int(step) for name, step in state["away"].items()}
+        for name, seen in self.reported.items():
+            seen.copy_(state["reported"][name])
+
+
+def sync_message(server: Server, name: str, hold: bool) -> Message:
+    """Return what a party that was away needs to continue at the server's current step.
+
+    Its last report was not taken, but the party has added it to its own memory on the rows of the step at which it
+    left. With shared labels it also needs what the others were sent meanwhile.
+    """
+    server.learn()  # it continues with x0 as it is after the last step
+    since, channel = server.attendance.rejoin(name), server.channels[name]
+    missed = server.plan.report_rows.touched(range(since, server.step_number))
+    blocks = server.label_mode.catch_up(name, server.channels, missed)
+    own = channel.surrogate(server.plan.report_rows.rows(since))
+    blocks[server.plan.number(name)] = send_exactly(own, channel.what)
+    return Message(Kind.SYNC, server.step_number, blocks, hold)
+
+
+def catch_up(party: Party, message: Message) -> None:
+    """Continue after an absence: take back the report that the server did not take, and skip to its step."""
+    others = dict(message.packets)
+    own, plan, step = others.pop(party.number, ()), party.plan, party.step
+    # With an open report a step has passed without it. To report twice on one step would give away more than agreed.
+    fits = step + party.reporting <= message.step <= step + MOST_MISSED
+    if not plan.stale or not fits or len(own) != 1:
+        agreed = "" if plan.stale else ", and did not agree that steps may pass without it"
+        raise ProtocolError(
+            f"{party.name}: expected SYNC to a later step than {step} with block {party.number}, got step "
+            f"{message.step} with blocks {sorted(message.packets)}{agreed}."
+        )
+    rows, shape = plan.report_rows.rows(step), (plan.report_rows.count(step), *party.up.width)
+    surrogate = unpack(own[0], shape, party.up.dtype, "the server's surrogate")
+    missed = range(step, message.step)
+    party.label_mode.catch_up(others, plan.report_rows.touched(missed), missed)
+    party.up.restore(rows, surrogate)
+    party.block.end_steps(missed)
+    party.step = message.step
+    party.open.clear()

@@ -1,0 +1,96 @@
+"""What all participants must choose alike: who sees the labels, and what a report and a memory hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from efvfl.errors import ConfigError, nearest, shown, whole
+
+Downlink = Literal["relay", "aggregate"]
+FusionUpdates = Literal["send", "replicate", "compress"]
+ReportRange = Literal["batch", "all"]
+MemoryDtype = Literal["", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class PrivateLabels:
+    """Algorithm 2: labels and fusion model stay at the server, and each party receives its cotangent."""
+
+
+@dataclass(frozen=True)
+class SharedLabels:
+    """Algorithm 1: every party holds the labels and computes its own cotangent."""
+
+    downlink: Downlink = "relay"  # the other parties' packets, or the combination of all (Appendix D)
+    fusion: FusionUpdates = "send"  # how the fusion model x0 reaches the parties
+    local_steps: int = 1  # the paper's Q: updates of every block in one round
+    digest_every: int = 50  # replicate: steps between two comparisons of the copies
+
+    def __post_init__(self) -> None:
+        """Refuse unknown words and counts below 1."""
+        check_word("downlink", self.downlink, Downlink)
+        check_word("fusion", self.fusion, FusionUpdates)
+        whole("local_steps", self.local_steps, 1)
+        whole("digest_every", self.digest_every, 1)
+
+
+LabelMode = PrivateLabels | SharedLabels
+_MODES = {"private": PrivateLabels, "shared": SharedLabels}
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The choices that every participant must make alike.
+
+    >>> Agreement(SharedLabels(downlink="aggregate", local_steps=2)).local_steps
+    2
+    >>> Agreement("shared") == Agreement(SharedLabels())
+    True
+    """
+
+    labels: LabelMode | Literal["private", "shared"] = field(default_factory=PrivateLabels)  # a word: its defaults
+    reports: ReportRange = "batch"  # rows of a report: the batch (C2 o C1), or all rows (Algorithm 1 as stated)
+    pipeline: bool = False  # work on step t + 1 while the answer to step t travels: updates are one step stale
+    memory_dtype: MemoryDtype = ""  # of surrogates at all ends: a narrower one halves them, and rounds
+
+    def __post_init__(self) -> None:
+        """Turn a word into its label mode; refuse unknown words."""
+        if isinstance(self.labels, str) and self.labels in _MODES:
+            object.__setattr__(self, "labels", _MODES[self.labels]())
+        if not isinstance(self.labels, LabelMode):
+            raise ConfigError(
+                f"labels: expected PrivateLabels(), SharedLabels(...), 'private' or 'shared', got {shown(self.labels)}."
+            )
+        check_word("reports", self.reports, ReportRange)
+        check_word("memory_dtype", self.memory_dtype, MemoryDtype)
+
+    @property
+    def shared(self) -> SharedLabels | None:
+        """The choices that exist only with shared labels; None where labels are private."""
+        return self.labels if isinstance(self.labels, SharedLabels) else None
+
+    @property
+    def private(self) -> bool:
+        """Whether labels stay at the server."""
+        return self.shared is None
+
+    @property
+    def local_steps(self) -> int:
+        """Updates of every block in one round, the paper's Q."""
+        return self.shared.local_steps if self.shared else 1
+
+    @property
+    def window(self) -> int:
+        """How many steps are under way at a time."""
+        return 2 if self.pipeline else 1
+
+
+def check_word(name: str, value: object, known: object) -> None:
+    """Refuse a value that is none of a Literal's words."""
+    words = get_args(known)
+    if value not in words:
+        raise ConfigError(
+            f"{name}: expected one of {', '.join(map(repr, words))}, got {shown(value)}. "
+            f"{nearest(str(value), [word for word in words if word])}"
+        )

@@ -1,0 +1,128 @@
+"""Reports that the server has not answered yet: what a party needs to learn from the answer, and to survive a crash.
+
+Without a pipeline there is at most one. With a pipeline a party reports on the next step before the answer to the last
+one is there. Two reports are open then, each with a copy of the parameters it was computed with, because these learn
+from the older report in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from efvfl.core.batches import ReportRows, Rows
+from efvfl.core.block import copied
+from efvfl.core.channel import Channel
+from efvfl.core.local_model import LocalModel
+from efvfl.wire.message import Kind, Message
+
+
+@dataclass(frozen=True)
+class OpenReport:
+    """What a party keeps between its report and the answer."""
+
+    rows: Rows  # of the batch
+    h: Tensor  # exact, with its graph, shape (batch, width)
+    surrogate: Tensor  # what the server now holds for these rows
+    buffers: dict[str, Tensor]  # the local model's, as they were before its forward pass
+    leaves: dict[str, Tensor] = field(default_factory=dict)  # copies of the parameters, where there is a pipeline
+
+
+class OpenReports:
+    """The open reports of a party, oldest first, and its last replies."""
+
+    def __init__(self, model: LocalModel, up: Channel, report_rows: ReportRows, window: int) -> None:
+        """Keep up to `window` open reports of this model."""
+        self.model = model
+        self.up = up
+        self.report_rows = report_rows
+        self.window = window
+        self.reports: list[OpenReport] = []
+        self.replies: list[tuple[Kind, int, Message]] = []  # the last ones, with kind and step of what they answered
+
+    def __len__(self) -> int:
+        """Return how many reports are open."""
+        return len(self.reports)
+
+    @property
+    def oldest(self) -> OpenReport:
+        """The report that the next answer is about."""
+        return self.reports[0]
+
+    def forward(self, step: int) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """Return h of the rows that a report covers, and the buffers and parameter copies it was computed with."""
+        block = self.model.block
+        buffers, leaves = block.buffers(), block.leaves() if self.window > 1 else {}
+        return self.model.forward(self.report_rows.rows(step), step, values=leaves), buffers, leaves
+
+    def add(
+        self, step: int, h: Tensor, surrogate: Tensor, buffers: dict[str, Tensor], leaves: dict[str, Tensor]
+    ) -> None:
+        """Keep the batch's part of a report."""
+        rows = self.report_rows.batches.rows(step)
+        surrogate = self.report_rows.batch(surrogate, step)
+        if self.window > 1 and isinstance(rows, slice):
+            surrogate = surrogate.clone()  # it is a view of the memory, which the next report changes
+        self.reports.append(OpenReport(rows, self.report_rows.batch(h, step), surrogate, buffers, leaves))
+
+    def close_oldest(self) -> None:
+        """Forget the report that has been learnt from."""
+        del self.reports[0]
+
+    def clear(self) -> None:
+        """Forget all open reports: the server has continued without them."""
+        self.reports = []
+
+    # A message that arrives twice gets the same reply twice.
+
+    def reply_to(self, message: Message) -> Message | None:
+        """Return the reply that this message was given before, if it is one of the last."""
+        for kind, step, reply in self.replies:
+            if (kind, step) == (message.kind, message.step):
+                return reply
+        return None
+
+    def remember(self, message: Message, reply: Message) -> Message:
+        """Keep a reply, and return it."""
+        self.replies = [*self.replies, (message.kind, message.step, reply)][-self.window :]
+        return reply
+
+    def unanswered(self, step: int) -> list[Message]:
+        """Return the reports on this step and later ones, oldest first."""
+        return [reply for _, _, reply in self.replies if reply.kind == Kind.REPORT and reply.step >= step]
+
+    # Checkpoints. The graph of an open report cannot be saved: it is computed again from what it began with.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the open reports began with, and the last replies."""
+        return {
+            "reports": [self._state_of(report) for report in self.reports],
+            "replies": [[int(kind), step, reply.to_bytes()] for kind, step, reply in self.replies],
+        }
+
+    def _state_of(self, report: OpenReport) -> dict[str, Any]:
+        state: dict[str, Any] = {"buffers": dict(report.buffers)}
+        if self.window > 1:  # else parameters and memory are still as the report left them
+            leaves = {name: leaf.detach() for name, leaf in report.leaves.items()}
+            state |= {"leaves": leaves, "surrogate": report.surrogate}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any], step: int, block: int) -> None:
+        """Restore replies, and compute the open reports again without sending them. Model and memory come first."""
+        self.replies = [(Kind(kind), int(at), Message.from_bytes(data)) for kind, at, data in state["replies"]]
+        self.reports = []
+        for message, saved in zip(self.unanswered(step), state["reports"], strict=True):
+            self._reopen(message, saved, block)
+
+    def _reopen(self, message: Message, saved: dict[str, Any], block: int) -> None:
+        step, rows = message.step, self.report_rows.rows(message.step)
+        leaves = {name: copied(value) for name, value in saved.get("leaves", {}).items()}
+        buffers = {name: value.clone() for name, value in saved["buffers"].items()}
+        h = self.model.forward(rows, step, values=buffers | leaves)
+        surrogate = saved.get("surrogate")
+        if surrogate is None:
+            surrogate = self.report_rows.batch(self.up.surrogate_after(rows, message.packets[block], len(h)), step)
+        batch = self.report_rows.batch(h, step)
+        self.reports.append(OpenReport(self.report_rows.batches.rows(step), batch, surrogate, saved["buffers"], leaves))
