@@ -118,7 +118,9 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         run = self._run(seed, len(rows), loss.name)
         parties = parties_of(self.columns, frame.columns)
         with _input():
-            self.encoders_ = {n: Encoder.fit(frame[rows].select(chosen), TableSettings()) for n, chosen in parties.items()}
+            self.encoders_ = {
+                n: Encoder.fit(frame[rows].select(chosen), TableSettings()) for n, chosen in parties.items()
+            }
         features = self._features(frame)
         local = [self._local_model(run, name, encoder.layout) for name, encoder in self.encoders_.items()]
         self.federation_ = federate(
