@@ -81,8 +81,8 @@ def comparison(runs: Mapping[str, Sequence[Record]]) -> Table:
         slow = f"seconds at\n{LINE_RATE / 1e6:g} Mbit/s,\n{1e3 * LINE_ROUND_TRIP:g} ms"
         headings = ["method", f"test\n{metric}", "bytes\nup", "bytes\ndown", "saved", "seconds\nhere", slow]
         table.caption = (
-            f"On one line of {LINE_RATE / 1e6:g} Mbit/s and {1e3 * LINE_ROUND_TRIP:g} ms for all parties, messages travel "
-            "for rounds x round trip + bytes / rate. That is arithmetic, not measured; computing comes on top."
+            f"Last column: rounds x {1e3 * LINE_ROUND_TRIP:g} ms + all bytes / {LINE_RATE / 1e6:g} Mbit/s, the parties "
+            "sharing one line. This is arithmetic, not a measurement, and computing comes on top."
         )
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "method" else "right", vertical="bottom")
