@@ -142,7 +142,7 @@ def summary(package: str) -> str:
     path = SOURCE.joinpath(*package.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return " ".join(text.split("\n\n")[0].split()).split(". ")[0].removesuffix(".")
+    return " ".join(text.split("\n\n")[0].split()).split(". ")[0].removesuffix(".").replace("`", "")
 
 
 def as_text(graph: Graph) -> str:
