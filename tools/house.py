@@ -50,6 +50,7 @@ class Import(NamedTuple):
     line: int
     importer: str
     imported: str
+    for_types: bool  # in a block that only type checkers read
 
     @property
     def place(self) -> str:
@@ -84,15 +85,23 @@ def is_module(name: str) -> bool:
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
+def lines_for_types(tree: ast.AST) -> set[int]:
+    """Return the lines below `if TYPE_CHECKING`."""
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    return {line for node in blocks for line in range(node.lineno, node.body[-1].lineno + 1)}
+
+
 def imports() -> list[Import]:
     """Return every import of one of our modules by another."""
     found = []
     for path in sources():
-        for line, name in imported_names(ast.parse(path.read_text(encoding="utf-8"))):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for_types = lines_for_types(tree)
+        for line, name in imported_names(tree):
             if name.startswith("efvfl."):
                 target = name.removeprefix("efvfl.")
                 target = target if is_module(target) else target.rpartition(".")[0]
-                found.append(Import(path, line, module_name(path), target or "__init__"))
+                found.append(Import(path, line, module_name(path), target or "__init__", line in for_types))
     return found
 
 
