@@ -84,7 +84,7 @@ def place(graph: Graph, what: Mapping[str, str]) -> tuple[dict[str, Box], float]
     level = levels(graph)
     top = max(level.values())
     rows: dict[int, list[list[Box]]] = {height: [[], []] for height in range(top, -1, -1)}
-    for name in reversed(graph):  # of two in a row, the higher layer stands on the left
+    for name in reversed(list(graph)):  # of two in a row, the higher layer stands on the left
         rows[level[name]]["." in name].append(Box(name, level[name], []))
     y = float(MARGIN + 2 * LINE)
     for height, columns in rows.items():
