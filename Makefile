@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo credit two-banks test check bench bench-full performance chaos results format clean
+.PHONY: demo credit two-banks test check bench bench-full performance architecture chaos results format clean
 
 demo: $(READY)
 	$(BIN)/efvfl demo
@@ -21,6 +21,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m tools.house > /dev/null
 	$(BIN)/python -m pytest tests/project/test_layers.py
 
 bench: $(READY)
@@ -34,6 +35,9 @@ bench-full: $(READY)
 
 performance: $(READY)
 	$(BIN)/python -m tools.performance
+
+architecture: $(READY)
+	$(BIN)/python -m tools.house --svg docs/architecture.svg
 
 chaos: $(READY)
 	$(BIN)/python tests/support/chaos.py --kills 300

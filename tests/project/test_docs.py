@@ -101,8 +101,22 @@ def test_what_the_audit_prints_is_in_the_protocol_document() -> None:
     }
 
 
+def anchors(file: Path) -> set[str]:
+    """The names of a page's headings, as links write them."""
+    headings = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_lead_somewhere() -> None:
-    for file in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
-        for target in re.findall(r"\]\(([^)#]+)", file.read_text(encoding="utf-8")):
+    for file in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md")):
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", file.read_text(encoding="utf-8")):
             if "://" not in target:
-                assert (file.parent / target).exists(), f"{file.name} links to {target}"
+                page = file.parent / target if target else file
+                assert page.exists(), f"{file.name} links to {target}"
+                assert not anchor or anchor in anchors(page), f"{file.name} links to {target}#{anchor}"
+
+
+def test_the_index_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs/index.md").read_text(encoding="utf-8")))
+    parts = {"index.md", "results-notes.md"}  # results.md includes its notes
+    assert linked | parts >= {page.name for page in (ROOT / "docs").glob("*.md")}

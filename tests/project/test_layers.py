@@ -1,238 +1,104 @@
-"""Imports point one way, and the network-facing half never needs torch."""
+"""Imports point one way, the half that faces the network never needs torch, and the house stays small enough to see."""
 
 import ast
+from collections import Counter
+from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
+from paths import ROOT
+from tools import house
 
 import efvfl
 
-SOURCE = Path(efvfl.__file__).parent
-
-# Each module and the modules of ours it may import; a package stands for all its modules.
-LAYERS: dict[str, set[str]] = {
-    "errors": set(),
-    "_jit": set(),
-    "own": {"errors"},
-    "schedule": {"errors"},
-    "packet": {"errors"},
-    "rng": {"_jit"},
-    "compress": {"_jit", "errors", "packet", "rng", "schedule"},
-    "batches": {"errors", "rng"},
-    "mapped": {"errors"},
-    "memory": {"batches", "errors", "mapped"},
-    "channel": {"batches", "compress", "errors", "memory", "packet", "rng"},
-    "losses": {"errors"},
-    "block": {"errors"},
-    "fusion": {"block", "errors", "losses", "rng"},
-    "protect": {"errors"},
-    "replica": {"batches", "block", "channel", "errors", "packet"},
-    "replicate": {"block", "channel", "errors", "replica"},
-    "private": {"batches", "channel", "errors", "fusion", "packet", "protect", "replica", "rng"},
-    "shared": {"batches", "channel", "errors", "fusion", "losses", "packet", "replica", "rng"},
-    "forward": {"batches", "block", "errors", "rng"},
-    "party": {"batches", "block", "channel", "crew", "errors", "forward", "packet", "rng"},
-    "server": {"batches", "block", "channel", "errors", "fusion", "losses", "packet", "rng"},
-    "methods": {"compress", "errors", "memory"},
-    "ledger": {"packet"},
-    "transport": {"errors", "ledger", "packet"},
-    "checkpoint": {"errors"},
-    "observe": {"batches", "channel", "compress", "fusion", "losses", "memory", "rng"},
-    "arguments": {"block", "errors", "methods", "observe", "protect"},
-    "pace": set(),
-    "train": {
-        "arguments",
-        "batches",
-        "errors",
-        "fusion",
-        "ledger",
-        "observe",
-        "pace",
-        "packet",
-        "party",
-        "server",
-        "transport",
-    },
-    "build": {
-        "batches",
-        "block",
-        "channel",
-        "errors",
-        "fusion",
-        "losses",
-        "memory",
-        "methods",
-        "party",
-        "private",
-        "protect",
-        "replica",
-        "replicate",
-        "rng",
-        "server",
-        "shared",
-    },
-    "local": {
-        "arguments",
-        "batches",
-        "block",
-        "build",
-        "errors",
-        "fusion",
-        "ledger",
-        "losses",
-        "methods",
-        "observe",
-        "party",
-        "protect",
-        "rng",
-        "train",
-        "transport",
-    },
-    "device": {"errors"},
-    "crew": {"batches", "block", "checkpoint", "errors", "forward", "observe", "rng"},
-    "theory": {"errors", "methods"},
-    "data": {"_jit", "batches", "checkpoint", "errors", "observe", "rng", "tabular"},
-    "models": {"errors", "own", "rng"},
-    "vision": {"errors"},
-    "config": {"compress", "errors", "methods", "own", "protect", "reading"},
-    "reading": {"errors", "schedule"},
-    "tabular": {"config", "errors", "models", "rng"},
-    "experiment": {
-        "block",
-        "config",
-        "data",
-        "device",
-        "errors",
-        "local",
-        "losses",
-        "models",
-        "observe",
-        "rng",
-        "tabular",
-        "train",
-        "vision",
-    },
-    "metrics": {"errors", "losses"},
-    "vertical": {
-        "config",
-        "errors",
-        "experiment",
-        "local",
-        "losses",
-        "models",
-        "observe",
-        "rng",
-        "tabular",
-        "train",
-    },
-    "estimators": {"errors", "losses", "vertical"},
-    "sweep": {"config", "errors", "losses", "own"},
-    "runner": {"checkpoint", "errors", "experiment", "own", "sweep", "train"},
-    "tables": {"runner", "sweep"},
-    "figures": {"checkpoint", "plot", "runner", "sweep", "tables"},
-    "html": set(),
-    "report": {"figures", "html", "sweep", "tables"},
-    "folder": {"checkpoint", "config", "errors"},
-    "run_figures": {"html", "metrics", "train"},
-    "run_report": {"batches", "checkpoint", "errors", "folder", "html", "metrics", "run_figures", "train"},
-    "reproduce": {"checkpoint", "data", "errors", "figures", "report", "runner", "sweep", "tables"},
-    "plot": {"checkpoint", "train"},
-    "screen": {"compress", "data", "train"},
-    "demo": {"config", "data", "experiment", "plot", "screen", "train"},
-    "network": {
-        "batches",
-        "block",
-        "build",
-        "channel",
-        "checkpoint",
-        "config",
-        "crew",
-        "data",
-        "errors",
-        "experiment",
-        "folder",
-        "fusion",
-        "ledger",
-        "local",
-        "losses",
-        "metrics",
-        "observe",
-        "pace",
-        "packet",
-        "party",
-        "replicate",
-        "rng",
-        "screen",
-        "server",
-        "tabular",
-        "train",
-    },
-    "cli": {
-        "checkpoint",
-        "config",
-        "crew",
-        "data",
-        "demo",
-        "errors",
-        "experiment",
-        "folder",
-        "metrics",
-        "network",
-        "own",
-        "plot",
-        "reproduce",
-        "run_report",
-        "screen",
-        "tabular",
-        "train",
-    },
-    "__main__": {"cli"},
-}
-WITHOUT_TORCH = {"errors", "packet", "schedule", "ledger", "transport"}
+WITHOUT_TORCH = ("errors", "wire", "compress.ramp", "training.transport")
+FOUND = house.imports()
 
 
-def imports(path: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name} imports relatively"
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= names if node.module == "efvfl" else {str(node.module)}
-    return found
+def in_package(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
 
 
-def modules() -> dict[str, list[Path]]:
-    files: dict[str, list[Path]] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        name = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-        if name != "__init__":
-            files.setdefault(name, []).append(path)
-    return files
-
-
-def test_every_module_has_its_place() -> None:
-    assert set(modules()) == set(LAYERS)
+def test_every_package_has_its_place() -> None:
+    names = {path.name.removesuffix(".py") for path in house.SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert names - {"__pycache__", *house.DOORS} == set(house.LAYERS)
+    for package, inner in house.INSIDE.items():
+        within = {path.name.removesuffix(".py") for path in (house.SOURCE / package).iterdir()}
+        assert within - {"__pycache__", "__init__"} == set(inner)
 
 
 def test_no_import_points_up() -> None:
-    for name, paths in modules().items():
-        for path in paths:
-            ours = {module.split(".")[1] for module in imports(path) if module.startswith("efvfl.")} - {name}
-            assert ours <= LAYERS[name], f"{path.name} may not import {sorted(ours - LAYERS[name])}"
+    assert house.upward(FOUND) == []
 
 
-def test_there_is_no_circle() -> None:
-    done: set[str] = set()
-    while len(done) < len(LAYERS):
-        ready = {name for name, below in LAYERS.items() if name not in done and below <= done}
-        assert ready, f"a circle among {sorted(set(LAYERS) - done)}"
-        done |= ready
+def test_an_import_that_points_up_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "src" / "efvfl"
+    for package in ("core", "network/links", "network/predict", "cli"):
+        (source / package).mkdir(parents=True)
+        (source / package / "__init__.py").write_text('"""A package."""\n')
+    (source / "network" / "__init__.py").write_text('"""A package."""\n')
+    (source / "core" / "step.py").write_text("import math\n\ndef f():\n    from efvfl.cli import main\n")
+    (source / "network" / "links" / "late.py").write_text("import efvfl.network.predict\nfrom efvfl import core\n")
+    (source / "cli" / "main.py").write_text("from efvfl import federate\nfrom efvfl.core import step\n")
+    monkeypatch.setattr(house, "SOURCE", source)
+    monkeypatch.setattr("sys.argv", ["house"])
+    assert house.main() == 1
+    captured = capsys.readouterr()
+    assert captured.err.splitlines() == [
+        "src/efvfl/cli/main.py:1: import from the module that defines the name, not from efvfl itself",
+        "src/efvfl/core/step.py:4: core may not import cli, which is above it",
+        "src/efvfl/network/links/late.py:1: network.links may not import network.predict, which is above it",
+    ]
+    assert captured.out.splitlines()[:2] == ["cli                A package", f"{'':<18} -> core"]
+
+
+def test_nothing_is_imported_relatively() -> None:
+    for path in house.sources():
+        names = house.imported_names(ast.parse(path.read_text(encoding="utf-8")))
+        assert not any(name.startswith(".") for _, name in names), f"{path} imports relatively"
+
+
+def test_there_is_no_circle_of_modules() -> None:
+    below: dict[str, set[str]] = {}
+    for each in FOUND:
+        if each.importer != each.imported and each.importer not in house.DOORS and not each.for_types:
+            below.setdefault(each.importer, set()).add(each.imported)
+    TopologicalSorter(below).prepare()  # CycleError names the circle
 
 
 def test_what_faces_the_network_does_not_import_torch() -> None:
-    for name in WITHOUT_TORCH:
-        for path in modules()[name]:
-            assert not any(module.split(".")[0] == "torch" for module in imports(path)), f"{path.name} imports torch"
+    checked = set()
+    for path in house.sources():
+        module = house.module_name(path)
+        if any(in_package(module, package) for package in WITHOUT_TORCH):
+            checked.add(module)
+            names = house.imported_names(ast.parse(path.read_text(encoding="utf-8")))
+            assert not any(in_package(name, "torch") for _, name in names), f"{path} imports torch"
+    assert {"errors", "wire.packet", "wire.message", "wire.ledger", "compress.ramp", "training.transport"} <= checked
+
+
+def test_the_house_has_few_doors_and_no_long_file() -> None:
+    assert len([path for path in house.SOURCE.iterdir() if path.name != "__pycache__"]) <= 16
+    for path in house.sources():
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 350, f"{path} is too long"
+
+
+def test_no_class_name_is_used_twice() -> None:
+    names = Counter(
+        node.name
+        for path in house.sources()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_the_picture_of_the_packages_is_up_to_date() -> None:
+    picture = house.picture(house.package_graph(FOUND))
+    committed = (ROOT / "docs/architecture.svg").read_text(encoding="utf-8")
+    assert committed == picture, "run: python -m tools.house --svg docs/architecture.svg"
 
 
 def test_public_names_are_sorted_and_real() -> None:

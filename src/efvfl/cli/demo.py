@@ -22,7 +22,8 @@ def run_demo(out: Path, console: Console, seed: int = 0) -> dict[str, list[Recor
     """Train SVFL, CVFL and EF-VFL at the same settings; print a table and draw a picture."""
     console.print(
         "[bold]Four parties[/] hold one quadrant each of 8x8 handwritten digits; a server holds the labels and keeps "
-        "them [bold]private[/].\nCVFL and EF-VFL send 4-bit quantised blocks in both directions; SVFL sends float32.\n"
+        "them [bold]private[/].\nSVFL sends float32, CVFL 4-bit quantised blocks both ways, EF-VFL the quantised "
+        "[bold]change[/] against what both ends remember.\n"
     )
     torch.set_num_threads(1)  # the blocks are small: a second thread would only wait for the first
     data = digits(seed)

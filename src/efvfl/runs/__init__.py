@@ -1,0 +1,1 @@
+"""One run: built from a file, trained, saved, measured, shown."""
