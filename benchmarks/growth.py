@@ -20,7 +20,6 @@ from efvfl.core.fusion import Fusion
 from efvfl.core.memory import ErrorFeedback
 from efvfl.core.plan import Plan, make_party, make_server
 from efvfl.training.transport import LocalTransport
-from efvfl.wire.ledger import Ledger
 
 BATCH = 128
 AGREEMENTS = {
@@ -67,8 +66,7 @@ def federation(samples: int, agreement: Agreement, parties: int = PARTIES) -> Fe
     for k, (name, model) in enumerate(zip(plan.names, local, strict=True)):
         held = (copy.deepcopy(fusion), labels, server) if agreement.labels == "shared" else ()
         members[name] = make_party(plan, name, model, Made(samples, k), k, *held)
-    ledger = Ledger()
-    return Federation(server, members, LocalTransport(members, ledger), ledger, splits={})
+    return Federation(server, LocalTransport(members), splits={})
 
 
 def memories(made: Federation) -> list[Tensor]:

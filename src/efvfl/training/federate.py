@@ -26,7 +26,6 @@ from efvfl.training.inputs import Columns, Models
 from efvfl.training.measure import Split, evaluating, predict
 from efvfl.training.transport import LocalTransport
 from efvfl.util.rng import derive
-from efvfl.wire.ledger import Ledger
 
 
 def federate(
@@ -105,9 +104,8 @@ def federate(
     for name, model, x in zip(names, local, columns, strict=True):
         held = (copy.deepcopy(fusion), train.labels, None if wire else server) if shared else ()
         parties[name] = make_party(plan, name, model, x, derive(seed_of[name], "party", name), *held)
-    ledger, here = Ledger(), [label_holder] if label_holder else []
-    transport = LocalTransport(parties, ledger, here, wire)
-    return Federation(server, parties, transport, ledger, splits, here, plan.agreement.window)
+    transport = LocalTransport(parties, here=[label_holder] if label_holder else [], wire=wire)
+    return Federation(server, transport, splits, plan.agreement.window)
 
 
 def _widths(models: Sequence[nn.Module], named: dict[str, Tensor], fusion: Fusion) -> tuple[list[int], torch.dtype]:
