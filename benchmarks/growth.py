@@ -21,7 +21,6 @@ from efvfl.core.fusion import Fusion
 from efvfl.core.memory import ErrorFeedback
 from efvfl.core.plan import Plan
 from efvfl.training.transport import LocalTransport
-from efvfl.wire.ledger import Ledger
 
 BATCH = 128
 AGREEMENTS = {
@@ -68,8 +67,7 @@ def federation(samples: int, agreement: Agreement, parties: int = PARTIES) -> Fe
     for k, (name, model) in enumerate(zip(plan.names, local, strict=True)):
         shared = None if agreement.private else SharedParts(labels, copy.deepcopy(fusion), server.channels)
         members[name] = make_party(plan, name, plain_model(plan, name, model, Made(samples, k), k), k, shared)
-    ledger = Ledger()
-    return Federation(server, members, LocalTransport(members, ledger), ledger, splits={})
+    return Federation(server, LocalTransport(members), splits={})
 
 
 def memories(made: Federation) -> list[Tensor]:

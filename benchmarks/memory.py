@@ -42,7 +42,6 @@ from efvfl.experiments.tables import as_markdown
 from efvfl.runs.build import load_data, make_federation
 from efvfl.training.transport import LocalTransport
 from efvfl.util import checkpoint
-from efvfl.wire.ledger import Ledger
 
 PARTIES, COLUMNS, WIDTH, CLASSES, BATCH = 4, 32, 16, 2, 128
 FEW, MANY = 10_000, 10_000_000
@@ -115,8 +114,7 @@ def federation(samples: int, agreement: Agreement, folder: Path | None) -> Feder
         shared = None if agreement.private else SharedParts(labels, fusion())
         parties[name] = make_party(plan, name, plain_model(plan, name, model, source, 2), 2, shared)
     server = make_server(plan, fusion(), labels, 3)
-    ledger = Ledger()
-    return Federation(server, parties, LocalTransport(parties, ledger), ledger, {})
+    return Federation(server, LocalTransport(parties), {})
 
 
 def resident() -> dict[str, int]:

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from efvfl.core.protection import Protection
     from efvfl.errors import EfvflError
     from efvfl.runs.estimators import VerticalClassifier, VerticalRegressor
+    from efvfl.runs.run import train
     from efvfl.training.federate import federate
-    from efvfl.training.federation import Federation, Record
+    from efvfl.training.federation import Federation
+    from efvfl.training.record import Record
     from efvfl.wire.message import Message
     from efvfl.wire.packet import Packet
 
@@ -28,6 +30,7 @@ _HOMES = {
     "compress": ("QSGD", "Cast", "Compressor", "Identity", "RandK", "Sign", "TopK", "TopKQSGD"),
     "errors": ("EfvflError",),
     "runs.estimators": ("VerticalClassifier", "VerticalRegressor"),
+    "runs.run": ("train",),
     "training.federate": ("federate",),
     "core.losses": ("Loss",),
     "core.agreement": ("Agreement", "PrivateLabels", "SharedLabels"),
@@ -36,7 +39,8 @@ _HOMES = {
     "wire.packet": ("Packet",),
     "core.protection": ("Protection",),
     "compress.ramp": ("Ramp",),
-    "training.federation": ("Federation", "Record"),
+    "training.federation": ("Federation",),
+    "training.record": ("Record",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -70,6 +74,7 @@ __all__ = [
     "efvfl",
     "federate",
     "svfl",
+    "train",
 ]
 
 

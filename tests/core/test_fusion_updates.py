@@ -142,7 +142,7 @@ def test_a_wrong_digest_is_refused_before_anything_is_absorbed(digest: tuple[Pac
     for _ in range(4):
         run.step()  # the reports on step 4, with digests, are out
     before = everything(run)
-    wrong = dict(run._replies[0])
+    wrong = {name: party.open.unanswered(party.step)[0] for name, party in run.parties.items()}
     packets = {k: v for k, v in wrong["party2"].packets.items() if k} | ({0: digest} if digest else {})
     wrong["party2"] = replace(wrong["party2"], packets=packets)
     with pytest.raises(ProtocolError, match="digest"):
@@ -156,10 +156,11 @@ def test_a_digest_that_is_not_due_is_refused() -> None:
     for agreement in (Agreement(), Agreement(labels="shared"), Agreement(SharedLabels(fusion="replicate"))):
         run = problem(efvfl(TopK(0.2)), agreement=agreement, batch_size=16)
         run.step()
-        reply = run._replies[0]["party1"]
+        replies = {name: party.open.unanswered(party.step)[0] for name, party in run.parties.items()}
         before = everything(run)
+        packets = {0: extra, **replies["party1"].packets}
         with pytest.raises(ProtocolError, match="expected a report without block 0"):
-            run.server.step(run._replies[0] | {"party1": replace(reply, packets={0: extra, **reply.packets})})
+            run.server.step(replies | {"party1": replace(replies["party1"], packets=packets)})
         assert same(before, everything(run))
 
 

@@ -64,7 +64,7 @@ def test_an_exact_start_is_exact_at_every_rows_first_visit() -> None:
         party, rows = federation.parties["party2"], federation.server.batches.rows(step)
         assert isinstance(rows, torch.Tensor)
         if step == 0:
-            federation._replies = [federation.transport.exchange(federation.server.begin())]
+            federation.transport.post(federation.server.begin())
         h = party.open.oldest.h.detach()
         g = party.up.memory.g[rows]  # type: ignore[attr-defined]
         new = [i for i, row in enumerate(rows.tolist()) if row not in seen]

@@ -90,7 +90,7 @@ def test_the_distortion_of_a_report_that_is_tried_out_is_that_of_the_report(comp
     for _ in range(8):
         federation.step(hold=True)
         tried = federation.distortion()
-        federation._replies = [federation.transport.exchange(federation.server.begin())]
+        federation.transport.post(federation.server.begin())
         assert federation.distortion() == pytest.approx(tried, rel=1e-9)
 
 

@@ -243,12 +243,12 @@ def test_training_after_single_steps_has_its_pipeline_back_after_the_record() ->
         run.step()
     under_way = []
     for _ in run.train(1):
-        under_way.append(len(run._replies))
+        under_way.append(run.driver.reports)
     assert under_way == [1]  # the report on step 4 was out before anybody asked for a record
     run.step()
-    assert len(run._replies) == 2
+    assert run.driver.reports == 2
     run.fit(3)
-    assert not run._replies
+    assert not run.transport.under_way
 
 
 def test_replicas_and_missing_parties_are_refused() -> None:

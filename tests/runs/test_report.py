@@ -21,7 +21,7 @@ from efvfl.errors import ConfigError, DataError
 from efvfl.runs import metrics, report
 from efvfl.runs.build import load_data, make_federation
 from efvfl.runs.run_folder import OUTPUTS, SETTINGS, Outputs, load_outputs, load_settings, save_outputs, save_settings
-from efvfl.training.federation import Record
+from efvfl.training.record import Record
 
 SECTIONS = ["Result", "Training", "Predictions", "Sent", "Rows", "Who was missing", "RunSettings"]
 SECRET = 987654321

@@ -84,7 +84,7 @@ def test_the_distortion_of_the_next_report_is_what_the_next_report_leaves() -> N
             for _ in range(5):
                 federation.step(hold=True)
                 foretold = federation.distortion()
-                federation._replies = [federation.transport.exchange(federation.server.begin())]
+                federation.transport.post(federation.server.begin())
                 assert federation.distortion() == pytest.approx(foretold, rel=1e-12, abs=1e-20)
 
 

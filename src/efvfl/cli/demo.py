@@ -12,7 +12,7 @@ from efvfl.data import digits
 from efvfl.runs.build import make_federation
 from efvfl.runs.plots import draw_runs
 from efvfl.runs.terminal import comparison, train_with_bar
-from efvfl.training.federation import Record
+from efvfl.training.record import Record
 
 COMPRESSOR = {"name": "qsgd", "bits": 4}
 BASE = {"epochs": 60, "batch_size": 128, "optimizer": {"name": "SGD", "lr": 4.0}, "fusion": FusionConfig("mean")}

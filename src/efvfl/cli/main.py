@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,9 +24,8 @@ from efvfl.errors import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from efvfl.config.run_file import RunConfig
-    from efvfl.data import Dataset
-    from efvfl.training.federation import Federation, Record
+    from efvfl.training.federation import Federation
+    from efvfl.training.record import Record
 
 # Exit codes: what a script can tell apart.
 USAGE = 2  # a setting or a file is wrong
@@ -163,92 +162,33 @@ def _run_network(options: argparse.Namespace, console: Console) -> None:
 
 def run_file(options: argparse.Namespace, console: Console) -> None:
     """Train what a file says; leave records, a checkpoint after every record, and a picture."""
-    import torch
-
     from efvfl.config import run_file as configs
-    from efvfl.config import user_code
+    from efvfl.core import losses
     from efvfl.network.workers import worker_group
-    from efvfl.runs.build import load_data, make_federation
+    from efvfl.runs import metrics, run_folder
     from efvfl.runs.plots import draw_runs
-    from efvfl.runs.terminal import comparison, ledger_table
+    from efvfl.runs.run import train
+    from efvfl.runs.terminal import bar, comparison, ledger_table, metric_table
 
     worker_group.refuse("run")
     config = configs.load(options.file)
-    user_code.look_in(options.file.parent)
     config = replace(config, **{k: getattr(options, k) for k in ("epochs", "seed") if getattr(options, k) is not None})
     if options.device:
         config = configs.on_device(config, options.device)
-    if config.threads:
-        torch.set_num_threads(config.threads)
     out: Path = options.out or Path("runs") / options.file.stem
-    data = load_data(config, options.file.parent)
-    federation = make_federation(config, data, out)
-    records = _train(federation, config, out, options.resume, console)
-    if not records:
-        raise ConfigError(f"epochs = {config.epochs} leaves nothing to train.")
+
+    def watch(federation: Federation, records: Iterable[Record]) -> Iterator[Record]:
+        if options.resume:
+            console.print(f"Going on after epoch {federation.epoch}.")
+        return bar(records, console, config.method.name, federation.epoch, config.epochs)
+
+    records = train(config, out, options.resume, base=options.file.parent, watch=watch)
     name = options.file.stem
     console.print(comparison({name: records}), ledger_table(records[-1]))
-    _leave_for_report(federation, config, data, out, console)
-    draw_runs(out / "run.png", {name: records}, name, metric=federation.server.loss.metric_name)
+    outputs = run_folder.load_outputs(out)
+    if outputs:
+        found = {split: metrics.of_loss(config.loss, o.output, o.labels) for split, o in outputs.items()}
+        console.print(metric_table(found))
+    draw_runs(out / "run.png", {name: records}, name, metric=losses.lookup(config.loss).metric_name)
     text = f"Records: {out / 'records.jsonl'}\nPicture: {out / 'run.png'}\nA page about it: efvfl report {out}"
     console.print(text, soft_wrap=True, highlight=False)
-
-
-def _leave_for_report(federation: Federation, config: RunConfig, data: Dataset, out: Path, console: Console) -> None:
-    """Write what a report of the run is made from, and show how well the trained network predicts."""
-    from efvfl.runs import metrics, run_folder
-    from efvfl.runs.terminal import metric_table
-    from efvfl.util.files import write_atomically
-
-    outputs = {}
-    for split, part in federation.splits.items():
-        if split != "train":
-            ids = data.ids.get(split) or [str(i) for i in range(len(part.labels))]
-            outputs[split] = run_folder.Outputs(ids, part.labels, federation.predict(part.features))
-    if outputs:
-        run_folder.save_outputs(out, outputs)
-        scores = {split: metrics.of_loss(config.loss, o.output, o.labels) for split, o in outputs.items()}
-        console.print(metric_table(scores))
-    widths = {name: party.up.width[0] for name, party in federation.parties.items()}
-    rows = {split: len(part.labels) for split, part in federation.splits.items()}
-    run_folder.save_settings(out, config, widths, rows, federation.server.block.size())
-    for name, encoder in data.encoders.items():
-        write_atomically(out / "encoders" / f"{name}.json", encoder.to_json().encode())
-
-
-def _train(federation: Federation, config: RunConfig, out: Path, resume: bool, console: Console) -> list[Record]:
-    from dataclasses import asdict
-
-    from efvfl.runs.terminal import train_with_bar
-    from efvfl.training.federation import Record
-    from efvfl.util import checkpoint
-    from efvfl.util.files import write_atomically
-
-    path, lines = out / "checkpoint.safetensors", out / "records.jsonl"
-    # A run may go on for more epochs than it was started with, and with its memories elsewhere.
-    identity = asdict(replace(config, epochs=0, memory="ram"))
-    identity["rows"] = {
-        name: list(x.shape) for name, x in zip(federation.parties, federation.splits["train"].features, strict=True)
-    }
-    records: list[Record] = []
-    if resume:
-        state = checkpoint.load(path)
-        if not {"config", "federation", "records"} <= set(state):
-            raise CheckpointError(f"{path} was not left by `efvfl run`: name another folder, or load it from Python.")
-        if state["config"] != identity:
-            changed = sorted(k for k in identity if state["config"].get(k) != identity[k])
-            raise ConfigError(
-                f"{path} was made with other settings of {', '.join(changed)}: restore them or start anew."
-            )
-        federation.load_state_dict(state["federation"])
-        records = [Record.from_json(line) for line in state["records"]]
-        console.print(f"Going on after epoch {federation.epoch}.")
-    elif path.exists():
-        raise ConfigError(f"{path} is there already: give --resume to go on from it, or another --out.")
-    observed = (config.observe_every, config.observe_gradient)
-    for record in train_with_bar(federation, config.epochs, console, config.method.name, *observed):
-        records.append(record)
-        text = [r.to_json() for r in records]
-        checkpoint.save(path, {"config": identity, "federation": federation.state_dict(), "records": text})
-        write_atomically(lines, "\n".join([*text, ""]).encode())
-    return records

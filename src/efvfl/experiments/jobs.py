@@ -12,17 +12,21 @@ import multiprocessing
 import os
 import platform
 import queue
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from efvfl.config import user_code
 from efvfl.errors import CheckpointError, CompressionError, ConfigError, DataError
 from efvfl.experiments.experiment_file import Job
-from efvfl.training.federation import finite_or_null
+from efvfl.training.record import finite_or_null
+
+if TYPE_CHECKING:
+    from efvfl.training.federation import Federation
+    from efvfl.training.record import Record
 
 Engine = Literal["processes", "ray"]
 CHECKPOINT_SECONDS = 60.0
@@ -68,8 +72,7 @@ def run_job(job: Job, folder: Path, progress: Callable[[int], None] | None = Non
     import torch
 
     from efvfl.runs.build import load_data, make_federation
-    from efvfl.training.federation import Record
-    from efvfl.util import checkpoint
+    from efvfl.runs.run import RunCheckpoint, train_on
     from efvfl.util.files import write_atomically
 
     target, part = folder / job.file, folder / ".parts" / f"{job.key}.safetensors"
@@ -80,21 +83,19 @@ def run_job(job: Job, folder: Path, progress: Callable[[int], None] | None = Non
     if job.folder:
         user_code.look_in(job.folder)
     federation = make_federation(job.config, load_data(job.config, job.folder or Path()))
+    saved = RunCheckpoint(part, {"key": job.key})
     records: list[Record] = []
     if part.exists():
         with contextlib.suppress(CheckpointError):  # an unreadable one costs time, not the result
-            state = checkpoint.load(part)
-            federation.load_state_dict(state["federation"])
-            records = [Record.from_json(line) for line in state["records"]]
-    saved = time.monotonic()
-    for record in federation.train(job.config.epochs, job.config.observe_every, job.config.observe_gradient):
-        records.append(record)
-        if progress:
-            progress(record.epoch)
-        if time.monotonic() - saved > CHECKPOINT_SECONDS:
-            lines = [r.to_json() for r in records]
-            checkpoint.save(part, {"federation": federation.state_dict(), "records": lines})
-            saved = time.monotonic()
+            records = saved.load(federation)
+
+    def watch(federation: Federation, following: Iterable[Record]) -> Iterator[Record]:
+        for record in following:
+            if progress:
+                progress(record.epoch)
+            yield record
+
+    train_on(federation, job.config, records, partial(saved.save, federation), watch, CHECKPOINT_SECONDS)
     write_atomically(target, _result(job, records).to_json().encode())
     part.unlink(missing_ok=True)
     for torn in part.parent.glob(f".{part.name}.*.part"):  # of a process that was killed while it wrote

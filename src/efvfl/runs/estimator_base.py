@@ -30,7 +30,8 @@ from efvfl.models.tables import linear_model, table_model
 from efvfl.runs.build import head_model, make_optimizer
 from efvfl.training import measure
 from efvfl.training.federate import federate
-from efvfl.training.federation import Federation, Record
+from efvfl.training.federation import Federation
+from efvfl.training.record import Record
 from efvfl.util.rng import derive
 
 Columns = Mapping[str, Sequence[str | int]]
@@ -81,12 +82,12 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
     @property
     def bytes_up_(self) -> int:
         """Bytes that parties sent while training."""
-        return self._last_record().bytes_up
+        return int(self._last_record().bytes_up)
 
     @property
     def bytes_down_(self) -> int:
         """Bytes that the server sent while training."""
-        return self._last_record().bytes_down
+        return int(self._last_record().bytes_down)
 
     def _last_record(self) -> Record:
         check_is_fitted(self)

@@ -13,11 +13,10 @@ from typing import Any
 from efvfl.core.batches import Batches
 from efvfl.errors import ConfigError, DataError
 from efvfl.runs import html, metrics, report_figures
-from efvfl.runs.run_folder import Outputs, RunSettings, load_outputs, load_settings
-from efvfl.training.federation import Record
+from efvfl.runs.run_folder import RECORDS, Outputs, RunSettings, load_outputs, load_settings
+from efvfl.training.record import Record
 from efvfl.util.files import write_atomically
 
-RECORDS = "records.jsonl"
 LEDGER = "ledger.jsonl"
 SPLITS = ("train", "validation", "test")
 

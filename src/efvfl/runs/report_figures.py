@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from efvfl.runs import html, metrics
-from efvfl.training.federation import Record
+from efvfl.training.record import Record
 
 matplotlib.use("Agg")
 

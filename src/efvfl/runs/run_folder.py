@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from torch import Tensor
 
 from efvfl.config.run_file import RunConfig
 from efvfl.errors import DataError
+from efvfl.training.record import Record
 from efvfl.util.files import write_atomically
 
+RECORDS = "records.jsonl"
 OUTPUTS = "outputs.parquet"
 SETTINGS = "settings.json"
 
@@ -38,6 +40,11 @@ class RunSettings:
     widths: dict[str, int]  # of the parties' representations
     rows: dict[str, int]  # by split
     fusion: int  # parameters of the fusion model
+
+
+def save_records(folder: Path, records: Sequence[Record]) -> None:
+    """Write one line for each record."""
+    write_atomically(folder / RECORDS, "".join(f"{record.to_json()}\n" for record in records).encode())
 
 
 def save_outputs(folder: Path, splits: Mapping[str, Outputs]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -20,7 +20,8 @@ from rich.table import Table
 
 from efvfl.compress import REGISTRY, Compressor
 from efvfl.data import catalogue
-from efvfl.training.federation import Federation, Record
+from efvfl.training.federation import Federation
+from efvfl.training.record import Record
 
 
 def size(count: float) -> str:
@@ -40,6 +41,12 @@ def train_with_bar(
     gradient: bool = True,
 ) -> Iterator[Record]:
     """Train and yield records while a bar shows how far it is."""
+    records = federation.train(epochs, observe_every, gradient)
+    yield from bar(records, console, title, federation.epoch, epochs)
+
+
+def bar(records: Iterable[Record], console: Console, title: str, done: int, epochs: int) -> Iterator[Record]:
+    """Hand records through while a bar shows how many epochs are done."""
     columns = (
         TextColumn("{task.description:<8}"),
         BarColumn(),
@@ -49,8 +56,8 @@ def train_with_bar(
         TextColumn("{task.fields[note]}"),
     )
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(title, total=epochs, completed=federation.epoch, note="")
-        for record in federation.train(epochs, observe_every, gradient):
+        task = progress.add_task(title, total=epochs, completed=done, note="")
+        for record in records:
             scores = record.validation or record.train
             note = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
             progress.update(task, completed=record.epoch, note=note)

@@ -29,7 +29,6 @@ from efvfl.training.inputs import Columns, Models
 from efvfl.training.measure import Split, predict
 from efvfl.training.transport import LocalTransport
 from efvfl.util.rng import derive
-from efvfl.wire.ledger import Ledger
 
 
 def federate(
@@ -110,9 +109,8 @@ def federate(
         shared = SharedParts(train.labels, copy.deepcopy(fusion), None if wire else server.channels)
         made = plain_model(plan, name, model, x, party_seed)
         parties[name] = make_party(plan, name, made, party_seed, None if plan.agreement.private else shared)
-    ledger, here = Ledger(), [label_holder] if label_holder else []
-    transport = LocalTransport(parties, ledger, here, wire)
-    return Federation(server, parties, transport, ledger, splits, here, plan.agreement.window)
+    transport = LocalTransport(parties, here=[label_holder] if label_holder else [], wire=wire)
+    return Federation(server, transport, splits, plan.agreement.window)
 
 
 def _widths(models: Sequence[nn.Module], named: dict[str, Tensor]) -> tuple[list[int], torch.dtype]:

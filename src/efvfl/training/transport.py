@@ -1,26 +1,67 @@
-"""How messages travel: a transport is an exchange, one message to every party and one back from each."""
+"""How messages travel: the contract that every transport keeps, and the transport within one process.
+
+The server posts requests, one message for each party that is asked, and collects the replies in the order of posting.
+With a pipeline, several requests are under way at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from efvfl.errors import ProtocolError
 from efvfl.wire.ledger import Ledger
 from efvfl.wire.message import Message
 
 
 class Handler(Protocol):
-    """Whatever answers a message: a party."""
+    """Whatever replies to a message: a party."""
 
     def handle(self, message: Message) -> Message:
-        """Answer."""
+        """Return the reply to a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is known of a request that is under way."""
+
+    names: frozenset[str]  # the parties that were asked
+    hold: bool  # they learn, and send no further report
+
+    @classmethod
+    def of(cls, messages: Mapping[str, Message]) -> Request:
+        """Describe the request that these messages make."""
+        return cls(frozenset(messages), any(message.hold for message in messages.values()))
 
 
 class Transport(Protocol):
-    """Carries messages between the server and its parties. In one process, over a network, or faulty on purpose."""
+    """Carries messages between the server and its parties: within one process, or over a network."""
 
-    def exchange(self, messages: Mapping[str, Message]) -> dict[str, Message]:
-        """Deliver a message to each named party and return their answers."""
+    @property
+    def ledger(self) -> Ledger:
+        """The bytes of everything sent."""
+
+    @property
+    def here(self) -> Collection[str]:
+        """The parties that sit next to the server: what they exchange with it is not sent, and costs no bytes."""
+
+    @property
+    def under_way(self) -> Sequence[Request]:
+        """The requests that were posted and not collected, oldest first."""
+
+    def post(self, messages: Mapping[str, Message]) -> None:
+        """Send each of these parties its message; they form one request."""
+
+    def collect(self) -> dict[str, Message]:
+        """Return the replies to the oldest request that is under way; those of parties that are away are left out."""
+
+    def back(self) -> list[str]:
+        """Return the parties that steps went without and that can take part again."""
+
+    def ask(self, questions: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Return parties' answers to questions that change nothing; those of parties that are away are left out."""
 
     def close(self) -> None:
         """Let go of whatever is held."""
@@ -34,28 +75,64 @@ class LocalTransport:
     """
 
     def __init__(
-        self, parties: Mapping[str, Handler], ledger: Ledger, here: Collection[str] = (), wire: bool = False
+        self,
+        parties: Mapping[str, Handler],
+        ledger: Ledger | None = None,
+        here: Collection[str] = (),
+        wire: bool = False,
+        answer: Callable[[str, bytes], bytes] | None = None,
     ) -> None:
-        """Connect these parties; those in `here` sit next to the server and cost no bytes."""
+        """Connect these parties; those in `here` cost no bytes. `answer` is what a party says to a question."""
         self.parties = parties
-        self.ledger = ledger
+        self.ledger = ledger or Ledger()
         self.here = frozenset(here)
         self.wire = wire
+        self.answer = answer
+        self._posted: deque[tuple[Request, dict[str, Message]]] = deque()
+
+    @property
+    def under_way(self) -> list[Request]:
+        """The requests whose replies were not collected, oldest first."""
+        return [request for request, _ in self._posted]
+
+    def post(self, messages: Mapping[str, Message]) -> None:
+        """Have every party reply at once; the replies wait here."""
+        self._posted.append((Request.of(messages), self.exchange(messages)))
+
+    def collect(self) -> dict[str, Message]:
+        """Return the replies to the oldest request."""
+        if not self._posted:
+            raise ProtocolError("no request is under way: post one before its replies are collected.")
+        return self._posted.popleft()[1]
+
+    def reopen(self, reports: Sequence[Mapping[str, Message]]) -> None:
+        """Have these reports under way and nothing else: those of parties that were restored, oldest step first."""
+        self._posted = deque((Request(frozenset(replies), False), dict(replies)) for replies in reports)
 
     def exchange(self, messages: Mapping[str, Message]) -> dict[str, Message]:
-        """Let every party answer, in order."""
-        return {name: self._ask(name, message) for name, message in messages.items()}
+        """Return every party's reply, in order."""
+        return {name: self._deliver(name, message) for name, message in messages.items()}
 
-    def _ask(self, name: str, message: Message) -> Message:
+    def _deliver(self, name: str, message: Message) -> Message:
         if name in self.here:
             return self.parties[name].handle(message)
         self.ledger.record("down", name, message)
-        reply = self.parties[name].handle(self._deliver(message))
+        reply = self.parties[name].handle(self._through_bytes(message))
         self.ledger.record("up", name, reply)
-        return self._deliver(reply)
+        return self._through_bytes(reply)
 
-    def _deliver(self, message: Message) -> Message:
+    def _through_bytes(self, message: Message) -> Message:
         return Message.from_bytes(message.to_bytes()) if self.wire else message
+
+    def back(self) -> list[str]:
+        """Nobody has been away."""
+        return []
+
+    def ask(self, questions: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Return every party's answer."""
+        if self.answer is None:
+            raise ProtocolError("these parties answer no questions: give LocalTransport an `answer`.")
+        return {name: self.answer(name, question) for name, question in questions.items()}
 
     def close(self) -> None:
         """Nothing is held."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from efvfl.runs.terminal import size
-from efvfl.training.federation import finite_or_null
+from efvfl.training.record import finite_or_null
 
 Mode = Literal["live", "json", "quiet"]
 

@@ -36,7 +36,7 @@ from efvfl.network.workers.worker_group import WorkerGroup, workers_of
 from efvfl.runs.build import has_tables
 from efvfl.runs.run_folder import Outputs, save_outputs, save_settings
 from efvfl.training import measure
-from efvfl.training.federation import Record
+from efvfl.training.record import Record
 from efvfl.training.schedule import Schedule
 from efvfl.util import checkpoint
 from efvfl.wire.ledger import Ledger

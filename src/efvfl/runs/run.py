@@ -1,0 +1,152 @@
+"""A run from its first step to its last, with everything it leaves on disk. One loop for all runs in one process.
+
+>>> from efvfl import train                      # doctest: +SKIP
+>>> records = train("run.toml", "runs/run")      # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from efvfl.config import run_file, user_code
+from efvfl.config.run_file import RunConfig
+from efvfl.data import Dataset
+from efvfl.errors import CheckpointError, ConfigError
+from efvfl.runs import run_folder
+from efvfl.runs.build import load_data, make_federation
+from efvfl.training.federation import Federation
+from efvfl.training.record import Record
+from efvfl.util import checkpoint
+from efvfl.util.files import write_atomically
+
+CHECKPOINT = "checkpoint.safetensors"  # in a run's folder
+VERSION = 2  # of the checkpoint's layout
+
+# Sees a federation before it goes on, and hands its records through: a progress bar.
+Watch = Callable[[Federation, Iterable[Record]], Iterable[Record]]
+
+
+@dataclass(frozen=True)
+class RunCheckpoint:
+    """One file with everything a run needs to go on: its settings, its federation and its records."""
+
+    path: Path
+    settings: dict[str, Any]  # what the file must have been made with
+
+    def save(self, federation: Federation, records: Sequence[Record]) -> None:
+        """Write where the run stands."""
+        lines = [record.to_json() for record in records]
+        state = {"version": VERSION, "config": self.settings, "federation": federation.state_dict(), "records": lines}
+        checkpoint.save(self.path, state)
+
+    def load(self, federation: Federation) -> list[Record]:
+        """Put a federation where the saved one was, and return the records so far."""
+        state = checkpoint.load(self.path)
+        if not {"config", "federation", "records"} <= set(state):
+            raise CheckpointError(
+                f"{self.path} was not left by `efvfl run`: name another folder, or load it from Python."
+            )
+        if state.get("version") != VERSION:
+            raise CheckpointError(
+                f"{self.path} was left by another version of efvfl: go on with that one, or start anew in an empty "
+                "folder."
+            )
+        if state["config"] != self.settings:
+            changed = sorted(k for k in self.settings if state["config"].get(k) != self.settings[k])
+            raise ConfigError(
+                f"{self.path} was made with other settings of {', '.join(changed)}: restore them or start anew."
+            )
+        federation.load_state_dict(state["federation"])
+        return [Record.from_json(line) for line in state["records"]]
+
+
+def train(
+    config: RunConfig | Path | str,
+    folder: Path | str,
+    resume: bool = False,
+    *,
+    base: Path | str | None = None,
+    watch: Watch | None = None,
+) -> list[Record]:
+    """Train what a run file says, and return the records.
+
+    - `config`: the settings, or the path of a TOML file that has them.
+    - `folder`: gets a checkpoint and `records.jsonl` after every record, and in the end what `efvfl report` reads.
+    - `resume`: go on from the checkpoint in the folder, for as many epochs as the settings say now.
+    - `base`: where relative paths in the settings start, and where your own modules lie: beside the file, or here.
+    - `watch`: gets the federation and an iterable of records, and hands the records on: for a progress bar.
+
+    A run that was killed and is resumed gives the same records, bit for bit, as one that was not.
+    """
+    if not isinstance(config, RunConfig):
+        base = Path(config).parent if base is None else base
+        config = run_file.load(Path(config))
+    folder, base = Path(folder), Path(base or ".")
+    user_code.look_in(base)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    data = load_data(config, base)
+    federation = make_federation(config, data, folder)
+    saved = RunCheckpoint(folder / CHECKPOINT, _settings(config, federation))
+    if not resume and saved.path.exists():
+        raise ConfigError(
+            f"{saved.path} is there already: give --resume to go on from it (resume=True in Python), or another folder."
+        )
+    records = saved.load(federation) if resume else []
+
+    def save(records: Sequence[Record]) -> None:
+        saved.save(federation, records)
+        run_folder.save_records(folder, records)
+
+    train_on(federation, config, records, save, watch)
+    if not records:
+        raise ConfigError(f"epochs = {config.epochs} leaves nothing to train.")
+    _leave_for_report(federation, config, data, folder)
+    return records
+
+
+def train_on(
+    federation: Federation,
+    config: RunConfig,
+    records: list[Record],
+    save: Callable[[Sequence[Record]], None],
+    watch: Watch | None = None,
+    every: float = 0.0,
+) -> None:
+    """Train to the last epoch and add to the records; `save` them after each, if so many seconds have passed."""
+    saved = time.monotonic()
+    following: Iterable[Record] = federation.train(config.epochs, config.observe_every, config.observe_gradient)
+    for record in watch(federation, following) if watch else following:
+        records.append(record)
+        if time.monotonic() - saved >= every:
+            save(records)
+            saved = time.monotonic()
+
+
+def _settings(config: RunConfig, federation: Federation) -> dict[str, Any]:
+    """Return what must not change between two parts of a run: more epochs, or memories elsewhere, are no harm."""
+    features = federation.splits["train"].features
+    rows = {name: list(x.shape) for name, x in zip(federation.parties, features, strict=True)}
+    return asdict(replace(config, epochs=0, memory="ram")) | {"rows": rows}
+
+
+def _leave_for_report(federation: Federation, config: RunConfig, data: Dataset, folder: Path) -> None:
+    """Write what a report of the run is made from."""
+    outputs = {}
+    for split, part in federation.splits.items():
+        if split != "train":
+            ids = data.ids.get(split) or [str(i) for i in range(len(part.labels))]
+            outputs[split] = run_folder.Outputs(ids, part.labels, federation.predict(part.features))
+    if outputs:
+        run_folder.save_outputs(folder, outputs)
+    widths = {name: party.up.width[0] for name, party in federation.parties.items()}
+    rows = {split: len(part.labels) for split, part in federation.splits.items()}
+    run_folder.save_settings(folder, config, widths, rows, federation.server.block.size())
+    for name, encoder in data.encoders.items():
+        write_atomically(folder / "encoders" / f"{name}.json", encoder.to_json().encode())

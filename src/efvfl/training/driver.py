@@ -1,0 +1,178 @@
+"""The training loop: one driver, whatever the transport. It runs steps and makes records of them.
+
+A step over a transport: collect the reports, absorb and answer them, post the answers, and let the server learn while
+they travel. With a pipeline, the reports on the next step are under way meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from efvfl.compress import Identity
+from efvfl.core.channel import Channel, Packets
+from efvfl.core.server import Server
+from efvfl.training.record import Observation, Record
+from efvfl.training.schedule import Schedule
+from efvfl.training.transport import Transport
+from efvfl.wire.message import Message
+
+_IDENTITY = Identity()
+
+Observer = Callable[[], Observation]
+
+
+def paper_bits(channel: Channel, packets: Packets, step: int) -> int:
+    """Return the paper's count of a report's packets; rows that go out exactly, for the first time, count in full."""
+    compressor = channel.compressor.at(step)
+    return sum(
+        (_IDENTITY if packet.codec == Identity.code else compressor).paper_bits(packet.shape) for packet in packets
+    )
+
+
+class Driver:
+    """Trains a server with the parties behind a transport."""
+
+    def __init__(self, server: Server, transport: Transport, pause: Callable[[], None] = lambda: None) -> None:
+        """Drive this server; `pause` is called while messages travel, such as to save everything."""
+        self.server = server
+        self.transport = transport
+        self.pause = pause
+        self.seconds = 0.0  # wall time of the steps
+        self.computing = 0.0  # seconds of it that the server itself computed, in this process
+        self.paper_bits = 0
+        self._losses: list[float] = []  # of the epoch under way
+        self._absent: dict[str, list[list[int]]] = {}  # since the last record
+        self._due = False  # a record is, as soon as those who hold have said so
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done."""
+        return self.server.step_number // self.server.batches.per_epoch
+
+    @property
+    def reports(self) -> int:
+        """How many steps are under way: those that parties were asked to report on."""
+        return sum(not request.hold for request in self.transport.under_way)
+
+    def finished(self, schedule: Schedule) -> bool:
+        """Whether all steps of a schedule are done, and the last record is made."""
+        return self.server.step_number >= schedule.steps and not self._due
+
+    def run(self, schedule: Schedule, observe: Observer) -> Iterator[Record]:
+        """Train to the end of a schedule, and yield a record of every epoch that is observed."""
+        while not self.finished(schedule):
+            if record := self.advance(schedule, observe):
+                yield record
+
+    def advance(self, schedule: Schedule, observe: Observer) -> Record | None:
+        """Take the replies to the oldest request, and do what they allow; return the record if one is due."""
+        if not self._due or self._holding():
+            step = self.server.step_number
+            self._exchange(schedule.hold(step), schedule.begins(step), schedule.observed(step))
+        if not self._due or self._holding():
+            return None
+        record = self.record(observe)
+        self._due, self._absent = False, {}
+        return record
+
+    def step(self, hold: bool, begins: int) -> float:
+        """Run one step and return the loss on surrogates; `hold` and `begins` as a schedule gives them."""
+        while self._holding():
+            self._exchange(hold, begins)
+        self._exchange(hold, begins)
+        while self._holding():
+            self._exchange(hold, begins)
+        return self.server.surrogate_loss
+
+    def record(self, observe: Observer) -> Record:
+        """Return where training stands."""
+        ledger = self.transport.ledger
+        return Record(
+            epoch=self.epoch,
+            step=self.server.step_number,
+            surrogate_loss=sum(self._losses) / len(self._losses) if self._losses else float("nan"),
+            **vars(observe()),
+            bytes_up=ledger.total("up"),
+            bytes_down=ledger.total("down"),
+            ledger=ledger.table(),
+            paper_bits=self.paper_bits,
+            absent=self._absent,
+            seconds=self.seconds,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the driver itself must save; the server, the parties and the transport have their own."""
+        return {
+            "losses": list(self._losses),
+            "seconds": self.seconds,
+            "paper_bits": self.paper_bits,
+            "absent": self._absent,
+            "due": self._due,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        self._losses = [float(loss) for loss in state["losses"]]
+        self.seconds, self.paper_bits = float(state["seconds"]), int(state["paper_bits"])
+        self._absent = {name: [list(span) for span in spans] for name, spans in state["absent"].items()}
+        self._due = bool(state["due"])
+
+    def _holding(self) -> bool:
+        """Whether the oldest request under way tells parties to hold: no step follows from its replies."""
+        under_way = self.transport.under_way
+        return bool(under_way) and under_way[0].hold
+
+    def _exchange(self, hold: bool, begins: int, observed: bool = False) -> None:
+        """Take the replies to the oldest request; if they are reports, answer them."""
+        started = time.perf_counter()
+        if not self._holding():
+            for ahead in range(self.reports, begins):
+                self._post(self.server.begin(ahead), hold=False)
+        request = self.transport.under_way[0]
+        replies = self.transport.collect()
+        for name in request.names.difference(replies):
+            self.server.leave(name)
+        if not request.hold:
+            self._respond(replies, hold)
+            self._due = observed
+        self.seconds += time.perf_counter() - started
+        if self.transport.under_way:
+            self.pause()
+
+    def _respond(self, replies: Mapping[str, Message], hold: bool) -> None:
+        """Take a step: absorb the reports, post the answers, and learn while they travel."""
+        server, step = self.server, self.server.step_number
+        if step % server.batches.per_epoch == 0:
+            self._losses = []  # not before: a record may be taken after the last step of an epoch
+        self._note_absences(step)
+        started = time.perf_counter()
+        messages = server.respond(replies, hold)
+        self.computing += time.perf_counter() - started
+        self._count(replies, step)
+        if server.took_part:
+            self._losses.append(server.surrogate_loss)
+        self._post(messages, hold)
+        started = time.perf_counter()
+        server.learn()
+        self.computing += time.perf_counter() - started
+
+    def _post(self, messages: dict[str, Message], hold: bool) -> None:
+        """Post a request, to which those are added that are back after having been away."""
+        back = [name for name in self.transport.back() if name in self.server.attendance.away]
+        self.transport.post(messages | {name: self.server.rejoin(name, hold) for name in back} if back else messages)
+
+    def _note_absences(self, step: int) -> None:
+        for name in self.server.attendance.away:
+            spans = self._absent.setdefault(name, [])
+            if spans and spans[-1][1] >= step - 1:
+                spans[-1][1] = step
+            else:
+                spans.append([step, step])
+
+    def _count(self, replies: Mapping[str, Message], step: int) -> None:
+        for name, reply in replies.items():
+            if name not in self.transport.here:
+                packets = reply.packets[self.server.plan.number(name)]
+                self.paper_bits += paper_bits(self.server.channels[name], packets, step)

@@ -1,0 +1,66 @@
+"""What training yields: one record an epoch, and its line of JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an observer measures between two steps. NaN or empty: nobody could measure it."""
+
+    train: dict[str, float] = field(default_factory=dict)  # loss and metric on the training rows
+    gradient: float = NAN  # squared norm of the full gradient
+    distortion: float = NAN  # D: how far the surrogates are from the representations
+    validation: dict[str, float] = field(default_factory=dict)
+    test: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One epoch, in one process or over a network. What a record cannot know is NaN or empty, never 0."""
+
+    epoch: int  # epochs done, from 1
+    step: int  # steps done
+    surrogate_loss: float  # mean, over the epoch's steps in which rows took part, of the loss the server sees
+    train: dict[str, float] = field(default_factory=dict)  # these five are an Observation's
+    gradient: float = NAN
+    distortion: float = NAN
+    validation: dict[str, float] = field(default_factory=dict)
+    test: dict[str, float] = field(default_factory=dict)
+    bytes_up: float = NAN  # really encoded since the start of the run; a whole number
+    bytes_down: float = NAN
+    ledger: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)  # by direction, party and kind
+    paper_bits: float = NAN  # the paper's formula for the reports of these steps: no indices, no headers, no downlink
+    absent: dict[str, list[list[int]]] = field(default_factory=dict)  # steps, first to last, that went without a party
+    seconds: float = NAN  # wall time of the steps, waiting for parties included; observation and checkpoints are not
+
+    def to_json(self) -> str:
+        """Return one line of JSON; what is not a finite number becomes null."""
+        return json.dumps(finite_or_null(asdict(self)), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> Record:
+        """Read what `to_json` wrote."""
+        table = json.loads(line)
+        return cls(**{key: _nan_for_null(value) for key, value in table.items()})
+
+
+def finite_or_null(value: Any) -> Any:
+    """Replace the numbers that JSON cannot express by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite_or_null(item) for key, item in value.items()}
+    return [finite_or_null(item) for item in value] if isinstance(value, list) else value
+
+
+def _nan_for_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _nan_for_null(item) for key, item in value.items()}
+    return NAN if value is None else value

@@ -1,0 +1,85 @@
+"""`efvfl.train`: one loop that saves, records and goes on, from Python and from the command line."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from network_case import config
+
+from efvfl import Federation, Record, train
+from efvfl.cli.main import main
+from efvfl.config.run_file import RunConfig
+from efvfl.errors import CheckpointError, ConfigError
+from efvfl.util import checkpoint
+
+FILE = """
+epochs = 3
+batch_size = 48
+data = { subset = 120, validation = 0.03, test = 0.02 }
+model = { width = 4 }
+"""
+
+
+def without_time(records: Iterable[Record]) -> list[str]:
+    return [replace(record, seconds=0.0).to_json() for record in records]
+
+
+def test_the_same_run_from_a_file_from_settings_and_from_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(FILE)
+    settings = config(epochs=3, observe_gradient=True, optimizer=RunConfig().optimizer)
+    expected = train(file, tmp_path / "file")
+    assert without_time(train(settings, tmp_path / "settings")) == without_time(expected)
+    assert main(["run", str(file), "--out", str(tmp_path / "command")]) == 0
+    for folder in ("file", "settings", "command"):
+        lines = (tmp_path / folder / "records.jsonl").read_text().splitlines()
+        assert without_time(Record.from_json(line) for line in lines) == without_time(expected)
+    left = {"checkpoint.safetensors", "records.jsonl", "outputs.parquet", "settings.json"}
+    assert {path.name for path in (tmp_path / "settings").iterdir()} == left
+
+
+def test_a_run_that_is_interrupted_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    class Interruption(Exception):
+        pass
+
+    def interrupt(federation: Federation, records: Iterable[Record]) -> Iterator[Record]:
+        for record in records:
+            yield record
+            if record.epoch == 2:
+                raise Interruption
+
+    run = config(epochs=4)
+    whole = train(run, tmp_path / "whole")
+    with pytest.raises(Interruption):
+        train(run, tmp_path / "parts", watch=interrupt)
+    assert len((tmp_path / "parts" / "records.jsonl").read_text().splitlines()) == 2
+    assert without_time(train(run, tmp_path / "parts", resume=True)) == without_time(whole)
+    with pytest.raises(ConfigError, match="is there already: give --resume"):
+        train(run, tmp_path / "parts")
+    with pytest.raises(ConfigError, match="made with other settings of batch_size"):
+        train(replace(run, batch_size=40), tmp_path / "parts", resume=True)
+    with pytest.raises(CheckpointError, match="cannot read the checkpoint"):
+        train(run, tmp_path / "nothing", resume=True)
+    with pytest.raises(ConfigError, match="epochs = 0 leaves nothing to train"):
+        train(replace(run, epochs=0), tmp_path / "none")
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    run = config(epochs=1)
+    train(run, tmp_path)
+    path = tmp_path / "checkpoint.safetensors"
+    state = checkpoint.load(path)
+    del state["version"]
+    checkpoint.save(path, state)
+    with pytest.raises(CheckpointError, match="left by another version of efvfl: go on with that one, or start anew"):
+        train(run, tmp_path, resume=True)
+
+
+def test_what_a_record_cannot_know_is_not_a_number() -> None:
+    record = Record(epoch=1, step=3, surrogate_loss=0.5)
+    for name in ("gradient", "distortion", "bytes_up", "bytes_down", "paper_bits", "seconds"):
+        assert math.isnan(getattr(record, name))
+        assert json.loads(record.to_json())[name] is None
