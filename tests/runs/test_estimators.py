@@ -1,6 +1,5 @@
 """The estimators keep scikit-learn's contract, and are the same engine as a run."""
 
-from paths import ROOT
 import os
 import pickle
 import re
@@ -17,6 +16,7 @@ import pytest
 import torch
 from benchmarks import tables
 from benchmarks.tables import Model, Problem
+from paths import ROOT
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.exceptions import NotFittedError

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from efvfl.core import losses
-from efvfl.models import mlp, vision
-from efvfl.core.block import Optimizer
 from efvfl.config.run_file import SGD_RATE, DataConfig, FusionConfig, ModelConfig, RunConfig
+from efvfl.core import losses
+from efvfl.core.block import Optimizer
+from efvfl.core.losses import Loss
 from efvfl.data import Dataset, catalogue, digits, npz, npz_files
 from efvfl.data.npz import classes_of
-from efvfl.models.placement import place
 from efvfl.errors import ConfigError, nearest
+from efvfl.models import mlp, vision
+from efvfl.models.placement import place
 from efvfl.training.federate import federate, model_width
-from efvfl.core.losses import Loss
+from efvfl.training.federation import Federation
 from efvfl.training.measure import Split
 from efvfl.util.rng import derive
-from efvfl.training.federation import Federation
 
 if TYPE_CHECKING:
     from efvfl.data.tables.encode import Encoder

@@ -19,19 +19,19 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from efvfl.training import measure
 from efvfl.config.run_file import RunConfig, read
-from efvfl.errors import ConfigError, DataError, InputError, nearest
-from efvfl.runs.build import head_model, make_optimizer
-from efvfl.training.federate import federate
 from efvfl.core.losses import Loss
-from efvfl.models.mlp import seeded_model
-from efvfl.util.rng import derive
 from efvfl.data.tables.encode import Encoder, Layout, TableSettings
-from efvfl.models.tables import linear_model, table_model
 from efvfl.data.tables.splits import stratified
 from efvfl.data.tables.table import as_frame
+from efvfl.errors import ConfigError, DataError, InputError, nearest
+from efvfl.models.mlp import seeded_model
+from efvfl.models.tables import linear_model, table_model
+from efvfl.runs.build import head_model, make_optimizer
+from efvfl.training import measure
+from efvfl.training.federate import federate
 from efvfl.training.federation import Federation, Record
+from efvfl.util.rng import derive
 
 Columns = Mapping[str, Sequence[str | int]]
 ModelMaker = Callable[[Layout, int], nn.Module]
@@ -118,7 +118,9 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         run = self._run(seed, len(rows), loss.name)
         parties = parties_of(self.columns, frame.columns)
         with _input():
-            self.encoders_ = {n: Encoder.fit(frame[rows].select(chosen), TableSettings()) for n, chosen in parties.items()}
+            self.encoders_ = {
+                n: Encoder.fit(frame[rows].select(chosen), TableSettings()) for n, chosen in parties.items()
+            }
         features = self._features(frame)
         local = [self._local_model(run, name, encoder.layout) for name, encoder in self.encoders_.items()]
         self.federation_ = federate(

@@ -18,8 +18,8 @@ from sklearn.utils import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite, check_consistent_length, column_or_1d
 
-from efvfl.errors import ConfigError
 from efvfl.core.losses import LOSSES, class_weights, weighted
+from efvfl.errors import ConfigError
 from efvfl.runs.estimator_base import Vertical
 
 

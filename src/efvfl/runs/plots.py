@@ -12,8 +12,8 @@ matplotlib.use("Agg")
 
 from matplotlib.figure import Figure
 
-from efvfl.util.files import write_atomically
 from efvfl.training.federation import Record
+from efvfl.util.files import write_atomically
 
 COLOURS = {"SVFL": "#4c566a", "CVFL": "#d08770", "EF-VFL": "#2e7d6b"}
 

@@ -10,12 +10,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from efvfl.runs import html, metrics, report_figures
 from efvfl.core.batches import Batches
-from efvfl.util.files import write_atomically
 from efvfl.errors import ConfigError, DataError
+from efvfl.runs import html, metrics, report_figures
 from efvfl.runs.run_folder import Outputs, RunSettings, load_outputs, load_settings
 from efvfl.training.federation import Record
+from efvfl.util.files import write_atomically
 
 RECORDS = "records.jsonl"
 LEDGER = "ledger.jsonl"

@@ -13,9 +13,9 @@ import polars
 import torch
 from torch import Tensor
 
-from efvfl.util.files import write_atomically
 from efvfl.config.run_file import RunConfig
 from efvfl.errors import DataError
+from efvfl.util.files import write_atomically
 
 OUTPUTS = "outputs.parquet"
 SETTINGS = "settings.json"
