@@ -232,21 +232,21 @@ def test_your_own_arrays(tmp_path: Path) -> None:
     assert data.classes == 2
     assert data.validation is None
     np.savez(tmp_path / "table.npz", **x)
-    with pytest.raises(ConfigError, match="'y' and one array for each party"):
+    with pytest.raises(ConfigError, match="expected 'y' and one array per party"):
         load_data(config, tmp_path)
     np.savez(tmp_path / "table.npz", bank=x["bank"][:70], telco=x["telco"], y=target)
-    with pytest.raises(ConfigError, match=r"'bank' in .* has 70 rows, 80 are expected"):
+    with pytest.raises(ConfigError, match=r"expected 80 rows of 'bank' in .*, got 70"):
         load_data(config, tmp_path)
     for y in (target[:, None], target[0], target.astype(str)):
         np.savez(tmp_path / "table.npz", bank=x["bank"], y=y)
-        with pytest.raises(ConfigError, match="one number for each row is needed"):
+        with pytest.raises(ConfigError, match="expected one number per row as 'y'"):
             load_data(config, tmp_path)
     np.save(tmp_path / "table.npy", target)
     (tmp_path / "table.npy").rename(tmp_path / "table.npz")
     with pytest.raises(ConfigError, match="cannot read"):
         load_data(config, tmp_path)
     np.savez(tmp_path / "table.npz", bank=x["bank"][:, 0], y=target)
-    with pytest.raises(ConfigError, match="rows of numbers needed"):
+    with pytest.raises(ConfigError, match="expected rows of numbers as "):
         load_data(config, tmp_path)
 
 

@@ -182,7 +182,7 @@ def _read_coded(reader: Reader, count: int, limit: int) -> Positions:
             -2: f"a position is not below {limit:,}",
             -3: "padding bits are not zero",
         }
-        raise WireError(f"{count:,} positions below {limit:,} were expected, but {problems[used]}.")
+        raise WireError(f"expected {count:,} positions below {limit:,}, but {problems[used]}.")
     best, _ = _rice(out)
     if rice != best:
         raise WireError(f"expected the shortest Rice parameter {best}, got {rice}: the coding is not canonical.")
