@@ -1,23 +1,23 @@
-"""Every error this library raises on purpose.
+"""The errors that this library raises on purpose.
 
 ```text
 EfvflError
-├── ConfigError        a setting that cannot work: unknown key, wrong type, methods that do not fit together
-├── CompressionError   a block that no compressor may send: NaN, infinity, wrong dtype
-├── DataError          a data set that is missing, cut short or not what it should be
-│   └── InputError     the same of rows handed to an estimator: a ValueError, as scikit-learn has it
-├── WireError          bytes that are not a packet or a message of ours
-├── ProtocolError      a well-formed message that does not belong here: wrong kind, step or shape
-├── CheckpointError    a saved state that cannot be read, written or does not fit
-├── LinkError          a connection that broke; it is dialled again
-├── RefusedError       the other side will not have us: its reason is the text
-├── LimitError         the server asks for more than a party's own file allows
-├── WorkerError        a worker of the same party is gone; all of them start again from the checkpoint
-├── AbsentError        a participant did not come within the time it was given
-└── Interrupted        somebody asked us to stop; everything is saved
+├── ConfigError        an invalid setting: unknown key, wrong type, methods that do not fit together
+├── CompressionError   a block that cannot be compressed: NaN, infinity, wrong dtype
+├── DataError          a data set that is missing, truncated or malformed
+│   └── InputError     the same for rows passed to an estimator; also a ValueError, as in scikit-learn
+├── WireError          bytes that are not a valid packet or message
+├── ProtocolError      a valid message in the wrong place: wrong kind, step or shape
+├── CheckpointError    a saved state that cannot be read or written, or does not match
+├── LinkError          a broken connection; it is dialled again
+├── RefusedError       the peer refused us; the text is its reason
+├── LimitError         the server asks for more than the party's file allows
+├── WorkerError        a worker of the same party was lost; all workers restart from the checkpoint
+├── AbsentError        a participant did not connect in time
+└── Interrupted        the run was asked to stop; everything is saved
 ```
 
-A message says what came, what was expected and what to do next.
+A message names the setting or file, says "expected Y, got X", and then what to do next.
 """
 
 from __future__ import annotations
@@ -29,79 +29,87 @@ from typing import SupportsIndex
 
 
 class EfvflError(Exception):
-    """Base of all errors of this library."""
+    """Base class of all errors of this library."""
 
 
 class ConfigError(EfvflError, ValueError):
-    """A setting that cannot work."""
+    """An invalid setting."""
 
 
 class CompressionError(EfvflError, ValueError):
-    """A block that no compressor may send."""
+    """A block that cannot be compressed."""
 
 
 class DataError(EfvflError):
-    """A data set that is missing, cut short or not what it should be."""
+    """A data set that is missing, truncated or malformed."""
 
     def __init__(self, what: str, advice: str = "") -> None:
-        """Say what is wrong, and apart from it what to do in a file: an estimator has other advice."""
+        """Keep the problem apart from the advice for run files, because an estimator gives other advice."""
         super().__init__(f"{what} {advice}" if advice else what)
         self.what, self.advice = what, advice
 
 
 class InputError(DataError, ValueError):
-    """Rows that an estimator cannot take."""
+    """Rows that an estimator cannot use."""
 
 
 class WireError(EfvflError, ValueError):
-    """Bytes that are not a packet or a message of ours."""
+    """Bytes that are not a valid packet or message."""
 
 
 class ProtocolError(EfvflError):
-    """A well-formed message that does not belong here."""
+    """A valid message in the wrong place: wrong kind, step or shape."""
 
 
 class CheckpointError(EfvflError):
-    """A saved state that cannot be read or does not fit."""
+    """A saved state that cannot be read or written, or does not match."""
 
 
 class LinkError(EfvflError):
-    """A connection that broke."""
+    """A broken connection."""
 
 
 class RefusedError(EfvflError):
-    """The other side will not have us."""
+    """The peer refused the connection; the text is its reason."""
 
 
 class LimitError(EfvflError):
-    """More is asked for than a party's own file allows."""
+    """The server asks for more than the party's file allows."""
 
 
 class WorkerError(EfvflError):
-    """A worker of the same party is gone."""
+    """A worker of the same party was lost."""
 
 
 class AbsentError(EfvflError):
-    """A participant did not come in time."""
+    """A participant did not connect in time."""
 
 
 class Interrupted(EfvflError):
-    """Somebody asked us to stop."""
+    """The run was asked to stop."""
 
     def __init__(self, then: str = "everything is saved, the same command goes on from here.") -> None:
         super().__init__(f"stopped as asked: {then}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """End of an error about an unknown word: the nearest known one, if any, and all the choices."""
+    """Return the end of an error about an unknown word: the closest known word, if any, and all choices.
+
+    >>> nearest("topp", ["topk", "sign"])
+    "Did you mean 'topk'? Known: sign, topk."
+    """
     choices = sorted(known)
     match = difflib.get_close_matches(word, choices, n=1)
     hint = f"Did you mean {match[0]!r}? " if match else ""
     return f"{hint}Known: {', '.join(choices) or 'none'}."
 
 
-def shown(value: object) -> str:
-    """What came, in the words of an error: short values as they are written, others by what they are."""
+def describe(value: object) -> str:
+    """Return a value as error messages show it: short values by their repr, others by their type.
+
+    >>> describe([1, 2]), describe(print), describe(object())
+    ('[1, 2]', 'the function print', 'an object of object')
+    """
     if value is None or isinstance(value, str | int | float | complex | dict | list | tuple):
         text = repr(value)
         return text if len(text) < 80 else f"a {type(value).__name__} of {len(text):,} characters"
@@ -111,12 +119,22 @@ def shown(value: object) -> str:
     return f"the function {name}" if callable(value) and name else f"an object of {type(value).__name__}"
 
 
-def whole(name: str, value: object, least: int | None = None) -> int:
-    """Return a whole number, or refuse what is none or below the least that makes sense."""
-    expected = "a whole number" if least is None else f"a whole number from {least}"
+def whole_number(name: str, value: object, least: int | None = None) -> int:
+    """Return a setting as an int, or raise `ConfigError` if it is no whole number or below `least`.
+
+    >>> whole_number("epochs", 3, least=1)
+    3
+    >>> whole_number("epochs", "x", least=1)
+    Traceback (most recent call last):
+    efvfl.errors.ConfigError: epochs: expected a whole number of at least 1, got 'x'.
+    """
+    expected = "a whole number" if least is None else f"a whole number of at least {least}"
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise ConfigError(f"{name} = {shown(value)} came, {expected} is expected.")
+        raise ConfigError(f"{name}: expected {expected}, got {describe(value)}.")
     number = operator.index(value)
     if least is not None and number < least:
-        raise ConfigError(f"{name} = {number} came, {expected} is expected.")
+        raise ConfigError(f"{name}: expected {expected}, got {number}.")
     return number
+
+
+shown, whole = describe, whole_number  # former names, until core and training use the new ones

@@ -88,7 +88,7 @@ def test_mistakes_end_with_one_clear_line(tmp_path: Path, capsys: pytest.Capture
     file.write_text("epoch = 3")
     assert main(["run", str(file)]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("efvfl: mine.toml: there is no key 'epoch' here. Did you mean 'epochs'?")
+    assert err.startswith("efvfl: mine.toml: unknown key 'epoch'. Did you mean 'epochs'?")
     assert "Traceback" not in err
     assert main(["run", str(tmp_path / "none.toml")]) == 2
     assert main(["compressors", "--rows", "0"]) == 2

@@ -756,7 +756,7 @@ def test_folders_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyP
         make_member(settings(), VICTIM, tmp_path / "new")
     with pytest.raises(CheckpointError, match=r"cannot write .*ledger.jsonl: "):
         AuditLog(tmp_path / "new")
-    with pytest.raises(CheckpointError, match=r"cannot write .*What was there before is untouched"):
+    with pytest.raises(CheckpointError, match=r"cannot write .*The previous file is unchanged"):
         checkpoint.write_atomically(tmp_path / "new" / "file", b"data")
 
 

@@ -164,19 +164,19 @@ def test_far_positions_come_back(places: list[int]) -> None:
 @pytest.mark.parametrize(
     ("data", "limit", "expected"),
     [
-        (b"", 4, "the number of positions takes 1 bytes but 0 are left"),
-        (b"\x80\x00", 4, "written in more bytes than it needs"),
-        (b"\x05", 4, "5 positions do not fit below 4: the packet's count or shape is wrong"),
-        (b"\x01", 4, "the Rice parameter takes 1 bytes but 0 are left"),
-        (b"\x01\x31\x01", 4, "Rice parameter 49 came, at most 48 is expected"),
-        (b"\x01\x00", 4, "0 bytes are left for 1 positions, too few: the packet is cut short"),
-        (b"\x03\x02\x00", 9, "1 bytes are left for 3 positions, too few"),
-        (b"\x01\x00\x00", 4, "1 positions below 4 were expected, but the bits end too early"),
-        (b"\x01\x00\x10", 4, "1 positions below 4 were expected, but a position is not below 4"),
-        (b"\x02\x00\x11", 4, "2 positions below 4 were expected, but a position is not below 4"),
-        (b"\x01\x00\x06", 4, "1 positions below 4 were expected, but padding bits are not zero"),
-        (b"\x01\x01\x03", 4, "Rice parameter 1 came where 0 is shortest: the coding is not canonical"),
-        (b"\x01\x00" + bytes(7) + b"\x80", 64, "Rice parameter 0 came where 5 is shortest"),
+        (b"", 4, "expected 1 bytes for the number of positions, got 0"),
+        (b"\x80\x00", 4, "uses more bytes than it needs"),
+        (b"\x05", 4, "expected at most 4 positions, got 5: the packet's count or shape is wrong"),
+        (b"\x01", 4, "expected 1 bytes for the Rice parameter, got 0"),
+        (b"\x01\x31\x01", 4, "expected a Rice parameter of at most 48, got 49"),
+        (b"\x01\x00", 4, "0 bytes are too few for 1 positions: the packet was cut short"),
+        (b"\x03\x02\x00", 9, "1 bytes are too few for 3 positions"),
+        (b"\x01\x00\x00", 4, "expected 1 positions below 4, but the bits end too early"),
+        (b"\x01\x00\x10", 4, "expected 1 positions below 4, but a position is not below 4"),
+        (b"\x02\x00\x11", 4, "expected 2 positions below 4, but a position is not below 4"),
+        (b"\x01\x00\x06", 4, "expected 1 positions below 4, but padding bits are not zero"),
+        (b"\x01\x01\x03", 4, "expected the shortest Rice parameter 0, got 1: the coding is not canonical"),
+        (b"\x01\x00" + bytes(7) + b"\x80", 64, "expected the shortest Rice parameter 5, got 0"),
     ],
 )
 def test_refused_bytes(data: bytes, limit: int, expected: str) -> None:
@@ -187,5 +187,5 @@ def test_refused_bytes(data: bytes, limit: int, expected: str) -> None:
 def test_positions_without_room_for_their_values_are_refused() -> None:
     data = positions.encode(np.arange(6, dtype=np.int64), 6)
     assert positions.read(Reader(data + bytes(24)), 6, each=4).tolist() == [0, 1, 2, 3, 4, 5]
-    with pytest.raises(WireError, match="23 bytes are left for 6 positions with their values"):
+    with pytest.raises(WireError, match="expected at least 24 bytes for the values of 6 positions, got 23"):
         positions.read(Reader(data + bytes(23)), 6, each=4)

@@ -113,7 +113,7 @@ def test_keys_tell_runs_apart_and_ignore_defaults(small: Sweep) -> None:
             r"draws 'svfll', which is not a run\. Did you mean 'svfl'",
         ),
         (SMALL.replace('name = "efvfl-qsgd-4"', 'name = "svfl"'), "a name of its own"),
-        (SMALL.replace("batch_size", "batchsize"), r"run 'svfl': there is no key 'batchsize' here\. Did you mean"),
+        (SMALL.replace("batch_size", "batchsize"), r"run 'svfl': unknown key 'batchsize'\. Did you mean"),
         ("title = ", "is not TOML"),
         ("title = 'x'", "needs runs"),
     ],

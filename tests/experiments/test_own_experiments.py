@@ -129,7 +129,7 @@ def test_without_test_rows_and_names_of_rows_the_table_says_what_it_shows(
         (
             OWN.replace('"topk"\n', '"topk"\nmethod = { compressor = { name = "topk", ratio = 0 } }\n'),
             [],
-            "run 'ef': topk's ratio must be above 0",
+            "run 'ef': topk's ratio: expected a number above 0",
         ),
         (with_base(NPZ), [], "run 'svfl': cannot read"),
         (with_base('data = { name = "digitz" }'), [], "Did you mean 'digits'?"),

@@ -89,7 +89,7 @@ def test_a_device_that_is_not_there(
         ("join", str(file), "--party", "top-left", "--insecure", "--dir", str(tmp_path / "party")),
     ):
         assert main([*words, "--device", device]) == 2
-        assert f"device = '{device}' came, but torch finds none on this machine" in capsys.readouterr().err
+        assert f"device = '{device}' is not available to torch on this machine" in capsys.readouterr().err
     with pytest.raises(configs.ConfigError, match="Known: cpu, cuda, mps"):
         configs.read(RunConfig, {"model": {"device": "tpu"}}, "file")
 

@@ -11,7 +11,7 @@ from torch import nn
 from efvfl.data.tables.encode import Encoder, Layout, TableSettings
 from efvfl.errors import ConfigError
 from efvfl.models.mlp import seeded_model
-from efvfl.models.tables import TableModel, coefficients, linear_model, look_up_width, table_model
+from efvfl.models.tables import TableModel, coefficients, embedding_width, linear_model, table_model
 
 
 def train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int = 150) -> float:
@@ -48,7 +48,7 @@ def test_a_model_learns_from_a_category(kind: str, categories: str) -> None:
 
 
 def test_looked_up_numbers_are_about_the_square_root() -> None:
-    assert [look_up_width(levels) for levels in (2, 4, 5, 100, 257, 10**6)] == [2, 2, 3, 10, 16, 16]
+    assert [embedding_width(levels) for levels in (2, 4, 5, 100, 257, 10**6)] == [2, 2, 3, 10, 16, 16]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_coefficients_explain_every_output(categories: str) -> None:
 
 def test_coefficients_of_something_else_are_refused() -> None:
     encoder = Encoder.fit(polars.DataFrame({"x": [1.0, 2.0]}), TableSettings())
-    with pytest.raises(ConfigError, match="a TableModel has no coefficients"):
+    with pytest.raises(ConfigError, match="expected a linear model, which has coefficients, got a TableModel"):
         coefficients(table_model(encoder.layout, 1), encoder)
-    with pytest.raises(ConfigError, match="another encoder"):
+    with pytest.raises(ConfigError, match="expected the encoder of this model, got one with different columns"):
         coefficients(linear_model(Layout(2, ()), 1), encoder)

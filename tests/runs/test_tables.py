@@ -225,7 +225,7 @@ def test_labels_of_any_form() -> None:
     assert Labels.of(pl.Series("y", ["b", "a"]), "cross_entropy").encode(pl.Series(["a", "b"])).tolist() == [0, 1]
     for series, loss, text in (
         (pl.Series("y", [1, None]), "cross_entropy", "missing in 1 of 2"),
-        (pl.Series("y", ["a", "a"]), "cross_entropy", "two are needed"),
+        (pl.Series("y", ["a", "a"]), "cross_entropy", "expected two or more classes as the label 'y', got"),
         (pl.Series("y", ["a", "b"]), "mse", "needs numbers"),
         (pl.Series("y", np.linspace(0.1, 0.9, 200)), "cross_entropy", "is it a target"),
     ):
@@ -236,10 +236,14 @@ def test_labels_of_any_form() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
-        ({"data": {"path": "bank.csv", "id": "person", "label": "paid"}}, ConfigError, "only one of them can be meant"),
+        (
+            {"data": {"path": "bank.csv", "id": "person", "label": "paid"}},
+            ConfigError,
+            r"labels are in \[data\] and at 'bank': remove one of them",
+        ),
         ({"label_holder": ""}, ConfigError, "bank has a label column, but labels are private"),
         ({"data": {"id_format": []}}, DataError, "no id in common"),
-        ({"data": {"align": "none"}}, DataError, "other ids, or in another order"),
+        ({"data": {"align": "none"}}, DataError, "needs the same ids in the same order in all tables"),
         ({"class_weights": "even"}, ConfigError, "'balanced' or a list"),
         ({"loss": "mse", "class_weights": [1.0]}, ConfigError, "has no classes"),
         ({"model": {"name": "resnet18"}}, ConfigError, "needs images"),
@@ -258,10 +262,14 @@ def test_what_cannot_be_meant_is_refused(
 @pytest.mark.parametrize(
     ("data", "error", "text"),
     [
-        ({"path": "bank.csv", "label": "paid"}, ConfigError, "`id` must say which"),
+        (
+            {"path": "bank.csv", "label": "paid"},
+            ConfigError,
+            "expected the name of the id column of bank.csv, got none",
+        ),
         ({"path": "bank.csv", "id": "persn", "label": "paid"}, DataError, "Did you mean 'person'"),
         ({"path": "bank.csv", "id": "person", "label": "paied"}, DataError, "Did you mean 'paid'"),
-        ({"path": "bank.csv", "id": "person"}, ConfigError, "nobody has labels"),
+        ({"path": "bank.csv", "id": "person"}, ConfigError, "no participant has labels"),
         (
             {"path": "bank.csv", "id": "person", "label": "paid", "columns": ["detb"]},
             ConfigError,

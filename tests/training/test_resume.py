@@ -135,7 +135,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(CheckpointError, match=r"No space left.*untouched"):
+    with pytest.raises(CheckpointError, match=r"No space left.*unchanged"):
         checkpoints.save(path, {"a": 2})
     monkeypatch.undo()
     assert checkpoints.load(path) == {"a": 1}

@@ -311,10 +311,10 @@ def test_every_cut_is_refused() -> None:
 
 @pytest.mark.parametrize("extra", [b"\x00", b"\x01", b"\xff", bytes(8)])
 def test_everything_added_is_refused(extra: bytes) -> None:
-    with pytest.raises(WireError, match="follow the end of the message"):
+    with pytest.raises(WireError, match="expected the end of the message"):
         Message.from_bytes(Message(Kind.BEGIN, 0).to_bytes() + extra)
     for packet in SAMPLES:
-        with pytest.raises(WireError, match="follow the end of the packet"):
+        with pytest.raises(WireError, match="expected the end of the packet"):
             Packet.from_bytes(packet.to_bytes() + extra)
         with pytest.raises(WireError):
             decode(replace(packet, body=packet.body + extra, decoded=None))
@@ -368,12 +368,12 @@ def test_blocks_beyond_the_limit_are_refused() -> None:
     for packet in SAMPLES:
         fresh = replace(packet, decoded=None)
         if packet.entries:
-            with pytest.raises(WireError, match=f"at most {packet.entries - 1:,} are expected"):
+            with pytest.raises(WireError, match=f"expected a block of at most {packet.entries - 1:,} entries"):
                 decode(fresh, limit=packet.entries - 1)
         assert decode(fresh, limit=packet.entries).shape == packet.shape
         for shape in ((MAX_ENTRIES + 1,), (1 << 40,), (1 << 20, 1 << 20)):
             giant = replace(packet, shape=shape, decoded=None)
-            with pytest.raises(WireError, match=r"entries came, at most 67,108,864 are expected"):
+            with pytest.raises(WireError, match=r"expected a block of at most 67,108,864 entries, got "):
                 decode(Packet.from_bytes(giant.to_bytes()))
 
 
@@ -406,18 +406,18 @@ def test_counts_are_not_believed(dtype: np.dtype[np.generic]) -> None:
     entries = 1 << 23
     one, size = b"\x01", np.ones(1, dtype).tobytes()
     bodies: dict[tuple[Any, bytes], str] = {
-        (TopK, number(entries)): "bytes are left for 8,388,608 positions with their values",  # all: no places told
-        (TopK, number(entries - 1) + b"\x00\x01"): "bytes are left for 8,388,607 positions with their values",
-        (TopK, number(entries // 2) + bytes(20)): "bytes are left for 4,194,304 positions with their values",
-        (TopKQSGD, number(entries // 2) + bytes(20)): "19 bytes are left for 4,194,304 positions, too few",
-        (TopK, number(entries + 1)): "8,388,609 positions do not fit below 8,388,608",
-        (RandK, number(entries) + bytes(20)): "randk's values takes .* bytes but 12 are left",
-        (RandK, number(entries + 1) + bytes(20)): "8,388,609 entries came for a block of 8,388,608",
-        (QSGD, one + size + b"\xff" + bytes(20)): "symbols takes 2,097,152 bytes but 20 are left",
-        (QSGD, one + size + b"\x05" + bytes(20)): "low bits takes 5,242,880 bytes but 20 are left",
-        (Identity, bytes(20)): "20 bytes came for shape",
-        (Cast, bytes(20)): "cast's values takes 16,777,216 bytes but 17 are left",
-        (Sign, size + bytes(20)): "signs takes 1,048,576 bytes but 20 are left",
+        (TopK, number(entries)): "bytes for the values of 8,388,608 positions",  # all: no positions are coded
+        (TopK, number(entries - 1) + b"\x00\x01"): "bytes for the values of 8,388,607 positions",
+        (TopK, number(entries // 2) + bytes(20)): "bytes for the values of 4,194,304 positions",
+        (TopKQSGD, number(entries // 2) + bytes(20)): "19 bytes are too few for 4,194,304 positions",
+        (TopK, number(entries + 1)): "expected at most 8,388,608 positions, got 8,388,609",
+        (RandK, number(entries) + bytes(20)): "expected .* bytes for randk's values, got 12",
+        (RandK, number(entries + 1) + bytes(20)): "expected at most 8,388,608 entries, got 8,388,609",
+        (QSGD, one + size + b"\xff" + bytes(20)): "expected 2,097,152 bytes for symbols, got 20",
+        (QSGD, one + size + b"\x05" + bytes(20)): "expected 5,242,880 bytes for low bits, got 20",
+        (Identity, bytes(20)): r"expected 33,554,432 bytes for shape \(.*\), got 20",
+        (Cast, bytes(20)): "expected 16,777,216 bytes for cast's values, got 17",
+        (Sign, size + bytes(20)): "expected 1,048,576 bytes for signs, got 20",
     }
     for (cls, body), expected in bodies.items():
         packet = Packet(cls.code, dtype, (entries,), body)
@@ -452,11 +452,11 @@ def test_as_many_packets_as_a_message_may_have() -> None:
         message = Message(Kind.RELAY, 0, packets)
         assert Message.from_bytes(message.to_bytes()) == message
     more = Message(Kind.RELAY, 0, {0: (packet,) * (MAX_PACKETS + 1)})
-    with pytest.raises(WireError, match="65,537 packets in one message"):
+    with pytest.raises(WireError, match="at most 65,536 packets in one message, got 65,537"):
         Message.from_bytes(more.to_bytes())
 
 
-# Each refusal says what came and what was expected.
+# Each refusal says what was expected and what it got.
 
 HEAD = b"EF\x01"
 
@@ -464,17 +464,20 @@ HEAD = b"EF\x01"
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (b"", "a message's first two bytes takes 2 bytes but 0 are left: the bytes were cut short or altered"),
-        (b"GET / HTTP/1.1", "a message starts with b'EF', but b'GE' came: is the peer an efvfl participant"),
-        (b"EF\x02\x00\x00\x00", "wire version 2 came, this efvfl speaks 1: install the same release at both"),
-        (HEAD + b"\x0e\x00\x00", "message kind 7 came, but only 0 to 6 exist"),
-        (HEAD + b"\xff\x00\x00", "message kind 127 came, but only 0 to 6 exist"),
-        (HEAD + b"\x02\x80\x00\x00", "a message's step is written in more bytes than it needs"),
+        (b"", "expected 2 bytes for a message's first two bytes, got 0: the bytes were cut short or altered"),
+        (b"GET / HTTP/1.1", "expected a message to start with b'EF', got b'GE': is the peer an efvfl participant"),
+        (b"EF\x02\x00\x00\x00", "expected wire version 1, got 2: install the same release of efvfl on both sides"),
+        (HEAD + b"\x0e\x00\x00", "expected a message kind from 0 to 6, got 7"),
+        (HEAD + b"\xff\x00\x00", "expected a message kind from 0 to 6, got 127"),
+        (HEAD + b"\x02\x80\x00\x00", "a message's step uses more bytes than it needs"),
         (HEAD + b"\x02" + b"\xff" * 9 + b"\x01\x00", "a message's step does not fit in 63 bits"),
-        (HEAD + b"\x02\x00" + number(MAX_PACKETS + 1), "65,537 packets in one message, at most 65,536 are expected"),
-        (HEAD + b"\x02\x00\x01", "a packet's block takes 1 bytes but 0 are left"),
-        (HEAD + b"\x02\x00\x02\x02\x00\x20\x00\x01\x00\x20\x00", "block 1 follows block 2: blocks come in increasing"),
-        (HEAD + b"\x02\x00\x00\x07", "1 bytes follow the end of the message"),
+        (HEAD + b"\x02\x00" + number(MAX_PACKETS + 1), "expected at most 65,536 packets in one message, got 65,537"),
+        (HEAD + b"\x02\x00\x01", "expected 1 bytes for a packet's block, got 0"),
+        (
+            HEAD + b"\x02\x00\x02\x02\x00\x20\x00\x01\x00\x20\x00",
+            "expected blocks in increasing order, got block 1 after block 2",
+        ),
+        (HEAD + b"\x02\x00\x00\x07", "expected the end of the message, got 1 more bytes"),
     ],
 )
 def test_refused_messages(data: bytes, expected: str) -> None:
@@ -485,16 +488,19 @@ def test_refused_messages(data: bytes, expected: str) -> None:
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (b"", "a packet's codec takes 1 bytes but 0 are left"),
-        (b"\x00\x31\x01\x00", "dtype code 3 came, but only 0 to 2 exist"),
-        (b"\x00\x05" + bytes(6), "a block of 5 dimensions came, at most 4 are expected"),
-        (b"\x00\x02\x05", "a packet's shape takes 1 bytes but 0 are left"),
-        (b"\x00\x01\x85\x00\x00", "a packet's shape is written in more bytes than it needs"),
-        (b"\x00\x01\x05\x80\x00", "a packet's body length is written in more bytes than it needs"),
-        (b"\x00\x01" + number(1 << 48) + b"\x00", r"shape \(281474976710656,\) came, which no machine holds"),
-        (b"\x00\x02\x00" + number(1 << 62) + b"\x00", r"shape \(0, 4611686018427387904\) came, which no machine holds"),
-        (b"\x00\x01\x01\x05abcd", "a packet's body takes 5 bytes but 4 are left"),
-        (b"\x00\x00\x04abcde", "1 bytes follow the end of the packet"),
+        (b"", "expected 1 bytes for a packet's codec, got 0"),
+        (b"\x00\x31\x01\x00", "expected a dtype code from 0 to 2, got 3"),
+        (b"\x00\x05" + bytes(6), "expected a block of at most 4 dimensions, got 5"),
+        (b"\x00\x02\x05", "expected 1 bytes for a packet's shape, got 0"),
+        (b"\x00\x01\x85\x00\x00", "a packet's shape uses more bytes than it needs"),
+        (b"\x00\x01\x05\x80\x00", "a packet's body length uses more bytes than it needs"),
+        (b"\x00\x01" + number(1 << 48) + b"\x00", r"fewer than 2\^48 entries, got shape \(281474976710656,\)"),
+        (
+            b"\x00\x02\x00" + number(1 << 62) + b"\x00",
+            r"fewer than 2\^48 entries, got shape \(0, 4611686018427387904\)",
+        ),
+        (b"\x00\x01\x01\x05abcd", "expected 5 bytes for a packet's body, got 4"),
+        (b"\x00\x00\x04abcde", "expected the end of the packet, got 1 more bytes"),
     ],
 )
 def test_refused_packets(data: bytes, expected: str) -> None:
@@ -510,51 +516,56 @@ NEGATIVE_ZERO = np.float32(-0.0).tobytes()
 @pytest.mark.parametrize(
     ("codec", "entries", "body", "expected"),
     [
-        (Identity, 2, ONE, r"4 bytes came for shape \(2,\), 8 are expected"),
+        (Identity, 2, ONE, r"expected 8 bytes for shape \(2,\), got 4"),
         (Identity, 1, NAN, "a value in a packet is not finite"),
-        (TopK, 4, b"\x05", "5 positions do not fit below 4: the packet's count or shape is wrong"),
-        (TopK, 4, b"\x01\x31\x01" + ONE, "Rice parameter 49 came, at most 48 is expected"),
+        (TopK, 4, b"\x05", "expected at most 4 positions, got 5: the packet's count or shape is wrong"),
+        (TopK, 4, b"\x01\x31\x01" + ONE, "expected a Rice parameter of at most 48, got 49"),
         (TopK, 4, b"\x01\x00\x10" + ONE, "a position is not below 4"),
         (TopK, 9, b"\x01\x03\x11" + ONE, "a position is not below 9"),
         (TopK, 4, b"\x01\x00\x06" + ONE, "padding bits are not zero"),
         (TopK, 4, b"\x01\x00\x00" + bytes(4), "the bits end too early"),
-        (TopK, 4, b"\x01\x01\x02" + ONE, "Rice parameter 1 came where 0 is shortest: the coding is not canonical"),
+        (TopK, 4, b"\x01\x01\x02" + ONE, "expected the shortest Rice parameter 0, got 1: the coding is not canonical"),
         (TopK, 4, b"\x01\x00\x02" + NAN, "a value in a packet is not finite"),
-        (TopK, 4, b"\x01\x00\x02\x00" + ONE, "1 bytes follow the end of the topk body"),
-        (RandK, 2, b"\x03" + bytes(20), "3 entries came for a block of 2"),
+        (TopK, 4, b"\x01\x00\x02\x00" + ONE, "expected the end of the topk body, got 1 more bytes"),
+        (RandK, 2, b"\x03" + bytes(20), "expected at most 2 entries, got 3"),
         (RandK, 2, b"\x01" + bytes(8) + NAN, "a value in a packet is not finite"),
-        (RandK, 2, b"\x01" + bytes(8) + ONE + b"\x00", "1 bytes follow the end of the randk body"),
-        (QSGD, 2, b"\x00" + ONE, "0 levels came, 1 to 65,536 are expected"),
-        (QSGD, 2, number(65537) + ONE, "65,537 levels came, 1 to 65,536 are expected"),
+        (RandK, 2, b"\x01" + bytes(8) + ONE + b"\x00", "expected the end of the randk body, got 1 more bytes"),
+        (QSGD, 2, b"\x00" + ONE, "expected 1 to 65,536 levels, got 0"),
+        (QSGD, 2, number(65537) + ONE, "expected 1 to 65,536 levels, got 65,537"),
         (QSGD, 2, b"\x01" + NAN, "a value in a packet is not finite"),
-        (QSGD, 2, b"\x01" + NEGATIVE_ZERO, r"level size -0\.0 came, a positive number or 0 is expected"),
-        (QSGD, 2, b"\x01" + bytes(5), "1 bytes follow the end of the qsgd body"),
-        (QSGD, 0, b"\x01" + ONE + b"\xff", r"level size 1\.0 came for no entries, 0 is expected"),
-        (QSGD, 2, b"\x02" + ONE + b"\xff\x3f", "symbol 5 came, at most 2 is expected"),
+        (QSGD, 2, b"\x01" + NEGATIVE_ZERO, r"expected a positive level size or 0, got -0\.0"),
+        (QSGD, 2, b"\x01" + bytes(5), "expected the end of the qsgd body, got 1 more bytes"),
+        (QSGD, 0, b"\x01" + ONE + b"\xff", r"expected level size 0 for an empty block, got 1\.0"),
+        (QSGD, 2, b"\x02" + ONE + b"\xff\x3f", "expected symbols of at most 2, got 5"),
         (QSGD, 2, b"\x01" + ONE + b"\xff\x15", "padding bits after symbols are not zero"),
-        (QSGD, 2, b"\x01" + ONE + b"\xff\x05", "in a fixed width where layers are shorter"),
-        (QSGD, 2, b"\x01" + ONE + b"\x11\x00", "symbols with 17 low bits came, at most 16 are expected"),
-        (QSGD, 8, b"\x07" + ONE + b"\x01\x00\x00", "1 low bits were set aside, 0 are expected: not canonical"),
-        (QSGD, 2, b"\x01" + ONE + b"\x00\x02\x02\x00\x00", "symbol 2 came, at most 1 is expected"),
-        (QSGD, 1, b"\x04" + ONE + b"\x01\x01\x01\x01\x00", "symbol 5 came, at most 4 is expected"),
-        (QSGD, 2, b"\x01" + ONE + b"\x00\x01\x00\x01\x00\x00", "symbols came in layers where a fixed width is shorter"),
+        (QSGD, 2, b"\x01" + ONE + b"\xff\x05", "expected symbols in layers, which are shorter, got a fixed width"),
+        (QSGD, 2, b"\x01" + ONE + b"\x11\x00", "expected at most 16 low bits, got 17"),
+        (QSGD, 8, b"\x07" + ONE + b"\x01\x00\x00", "expected 0 low bits, got 1: the coding is not canonical"),
+        (QSGD, 2, b"\x01" + ONE + b"\x00\x02\x02\x00\x00", "expected symbols of at most 1, got 2"),
+        (QSGD, 1, b"\x04" + ONE + b"\x01\x01\x01\x01\x00", "expected symbols of at most 4, got 5"),
+        (
+            QSGD,
+            2,
+            b"\x01" + ONE + b"\x00\x01\x00\x01\x00\x00",
+            "expected symbols in a fixed width, which is shorter, got layers",
+        ),
         (QSGD, 2, b"\x01" + ONE + b"\x00\x02\x00\x04", "padding bits after signs are not zero"),
         (Sign, 3, NAN, "a value in a packet is not finite"),
-        (Sign, 3, NEGATIVE_ZERO, r"scale -0\.0 came, a positive number or 0 is expected"),
-        (Sign, 3, np.float32(-1).tobytes() + b"\x00", r"scale -1\.0 came, a positive number or 0 is expected"),
+        (Sign, 3, NEGATIVE_ZERO, r"expected a positive scale or 0, got -0\.0"),
+        (Sign, 3, np.float32(-1).tobytes() + b"\x00", r"expected a positive scale or 0, got -1\.0"),
         (Sign, 3, ONE + b"\x08", "padding bits after signs are not zero"),
-        (Sign, 3, bytes(5), "1 bytes follow the end of the sign body"),
-        (Sign, 0, ONE, r"scale 1\.0 came for an empty block, 0 is expected"),
-        (Cast, 1, b"\x02\x00\x00\x00\x00", "cast format 2 came, 0 or 1 is expected"),
+        (Sign, 3, bytes(5), "expected the end of the sign body, got 1 more bytes"),
+        (Sign, 0, ONE, r"expected scale 0 for an empty block, got 1\.0"),
+        (Cast, 1, b"\x02\x00\x00\x00\x00", "expected cast format 0 or 1, got 2"),
         (Cast, 1, b"\x00\x00\x00\x00\x7c", "a value in a packet is not finite"),
         (Cast, 1, b"\x01\x00\x00\xc0\x7f", "a value in a packet is not finite"),
-        (Cast, 1, b"\x00\x00\x00\x00\x3c", r"largest of the scaled values is 1\.0, 16384 to 32768 is expected"),
-        (Cast, 1, b"\x01\x00\x00\x00\x40", r"largest of the scaled values is 2\.0, 0\.5 to 1 is expected"),
-        (Cast, 1, b"\x01\x01\x00\x00\x00", "exponent 1 came, -148 to 128, or 0 for a zero block, is expected"),
-        (Cast, 1, b"\x01\x81\x00\x80\x3f", "exponent 129 came, -148 to 128, or 0 for a zero block, is expected"),
-        (Cast, 1, b"\x00\x00\x00\x00\x00\x00", "1 bytes follow the end of the cast body"),
-        (TopKQSGD, 4, b"\x05", "5 positions do not fit below 4"),
-        (TopKQSGD, 4, b"\x01\x00\x02\x01" + bytes(5), "1 bytes follow the end of the topk_qsgd body"),
+        (Cast, 1, b"\x00\x00\x00\x00\x3c", r"expected the largest scaled value between 16384 and 32768, got 1\.0"),
+        (Cast, 1, b"\x01\x00\x00\x00\x40", r"expected the largest scaled value between 0\.5 and 1, got 2\.0"),
+        (Cast, 1, b"\x01\x01\x00\x00\x00", "expected an exponent from -148 to 128, or 0 for a zero block, got 1"),
+        (Cast, 1, b"\x01\x81\x00\x80\x3f", "expected an exponent from -148 to 128, or 0 for a zero block, got 129"),
+        (Cast, 1, b"\x00\x00\x00\x00\x00\x00", "expected the end of the cast body, got 1 more bytes"),
+        (TopKQSGD, 4, b"\x05", "expected at most 4 positions, got 5"),
+        (TopKQSGD, 4, b"\x01\x00\x02\x01" + bytes(5), "expected the end of the topk_qsgd body, got 1 more bytes"),
     ],
 )
 def test_refused_bodies(codec: Any, entries: int, body: bytes, expected: str) -> None:
@@ -571,19 +582,19 @@ def test_large_symbols_come_in_the_width_they_need() -> None:
     place = data.rindex(b"\x03")  # the excesses over 16, 4 and 2, in three bits
     assert data[place:] == b"\x03\x14\x02"
     for wrong, expected in (
-        (b"\x04\x24\x02", "large symbols came in 4 bits, 3 are enough"),
-        (b"\x19" + bytes(8), "large symbols of 25 bits came, at most 24 are expected"),
+        (b"\x04\x24\x02", "expected large symbols in 3 bits, got 4: the coding is not canonical"),
+        (b"\x19" + bytes(8), "expected large symbols of at most 24 bits, got 25"),
         (b"\x03\x54\x02", "padding bits after large symbols are not zero"),
-        (b"\x18\xff\xff\xff\xff\xff\xff\x02", "symbol 16777231 came, at most 255 is expected"),
+        (b"\x18\xff\xff\xff\xff\xff\xff\x02", "expected symbols of at most 255, got 16777231"),
     ):
         with pytest.raises(WireError, match=expected):
             symbols.decode(Reader(data[:place] + wrong), 200, 255)
 
 
 def test_unknown_codecs_and_wrong_dtypes_are_refused() -> None:
-    with pytest.raises(WireError, match=r"codec 200 came, but only \[0, 1, 2, 3, 4, 5, 6"):
+    with pytest.raises(WireError, match=r"expected one of the registered codecs \[0, 1, 2, 3, 4, 5, 6"):
         decode(Packet(200, F4, (1,), b""))
     for name, cls in REGISTRY.items():
         if name != "identity":
-            with pytest.raises(WireError, match="a block of dtype uint8 came, but this codec carries float32"):
+            with pytest.raises(WireError, match="expected a block of float32 or float64 for this codec, got uint8"):
                 decode(Packet(cls.code, U1, (1,), b""))

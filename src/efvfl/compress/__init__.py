@@ -1,4 +1,4 @@
-"""Compressors, each in one file with its wire codec, in one registry."""
+"""Compressors, each in one file with its wire codec, and the registry of all of them."""
 
 from efvfl.compress.base import REGISTRY, Compressor, decode, lookup, register
 from efvfl.compress.cast import Cast

@@ -1,10 +1,10 @@
-"""A set of positions as bits: the one entropy coder of the library, used by top-k and by quantised symbols.
+"""A set of positions as bits: the entropy coder of the library, used by top-k and by quantised symbols.
 
-Which k of d places are kept costs log2 C(d, k) bits at least. Gaps between kept places are nearly geometric, and a
-Rice code (the low b bits of a gap as they are, the rest in unary) stays within about 4 % of that for every k/d. It also
-contains the two usual alternatives: with b = 0 it *is* the bitmap, and Elias-Fano with the same b is never smaller
-(its unary part spells floor(last / 2^b), ours the sum of floor(gap / 2^b), which is at most that). So there is one code
-and nothing to choose but b. Sets that keep more than half of the places are coded by what they leave out.
+Coding which k of d positions are kept takes at least log2 C(d, k) bits. The gaps between them are nearly geometric, and
+a Rice code (the low b bits of a gap verbatim, the rest in unary) stays within about 4 % of that bound for every k/d. It
+covers the two usual alternatives: with b = 0 it *is* the bitmap, and Elias-Fano with the same b is never smaller (its
+unary part encodes floor(last / 2^b), this one the sum of floor(gap / 2^b), which is at most that). So there is one code
+with one parameter, b. Sets that keep more than half of the positions are coded by their complement.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Positions = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
 _LARGEST_RICE = 48  # a block has fewer than 2^48 entries (packet.py)
-# How many zeros a byte has below its lowest one: to look it up takes half the time of shifting bit by bit.
+# The number of trailing zeros of a byte: a table takes half the time of shifting bit by bit.
 _ZEROS = np.array([8, *((byte & -byte).bit_length() - 1 for byte in range(1, 256))], dtype=np.int64)
 
 
 @kernel
 def _rice(places: Positions) -> tuple[int, int]:
-    """Return the Rice parameter and the number of bits it gives: the best of four around the mean gap."""
+    """Return the best of four Rice parameters around the mean gap, and the number of bits it takes."""
     count = places.size
     mean = (places[count - 1] + 1 - count) // count
     top = 0
@@ -76,7 +76,7 @@ def _write(places: Positions, rice: int, out: Bytes) -> None:
 
 @kernel
 def _read(data: Bytes, rice: int, limit: int, out: Positions) -> int:
-    """Fill `out`; return the number of bytes used, or a negative code: -1 too short, -2 out of range, -3 padding."""
+    """Fill `out` and return the number of bytes read, or -1: too short, -2: out of range, -3: nonzero padding."""
     count = out.size
     mask = (np.uint64(1) << np.uint64(rice)) - np.uint64(1)
     unary = count * rice
@@ -140,7 +140,7 @@ def complement(places: Positions, limit: int) -> Positions:
 
 
 def encode(places: Positions, limit: int) -> bytes:
-    """Code strictly increasing positions below `limit`: how many, the Rice parameter, the bits."""
+    """Return strictly increasing positions below `limit` as bytes: their number, the Rice parameter, the bits."""
     count = number(places.size)
     coded = places if 2 * places.size <= limit else complement(places, limit)
     if coded.size == 0:
@@ -152,13 +152,16 @@ def encode(places: Positions, limit: int) -> bytes:
 
 
 def read(reader: Reader, limit: int, each: int = 0) -> Positions:
-    """Read positions below `limit`, which `each` bytes or more follow for every one."""
+    """Read positions below `limit`; at least `each` bytes per position must follow them."""
     count = reader.number("the number of positions")
     if count > limit:
-        raise WireError(f"{count:,} positions do not fit below {limit:,}: the packet's count or shape is wrong.")
+        raise WireError(f"expected at most {limit:,} positions, got {count:,}: the packet's count or shape is wrong.")
     left = len(reader.data) - reader.place
-    if count * each > left:  # before the places are built: those that are kept may be many and told by a few bytes
-        raise WireError(f"{left:,} bytes are left for {count:,} positions with their values: the packet is cut short.")
+    if count * each > left:  # checked before allocating: a few bytes can claim many positions
+        raise WireError(
+            f"expected at least {count * each:,} bytes for the values of {count:,} positions, got {left:,}: "
+            "the packet was cut short."
+        )
     coded = count if 2 * count <= limit else limit - count
     out = _read_coded(reader, coded, limit) if coded else np.empty(0, dtype=np.int64)
     return out if 2 * count <= limit else complement(out, limit)
@@ -167,21 +170,21 @@ def read(reader: Reader, limit: int, each: int = 0) -> Positions:
 def _read_coded(reader: Reader, count: int, limit: int) -> Positions:
     rice = reader.byte("the Rice parameter")
     if rice > _LARGEST_RICE:
-        raise WireError(f"Rice parameter {rice} came, at most {_LARGEST_RICE} is expected.")
+        raise WireError(f"expected a Rice parameter of at most {_LARGEST_RICE}, got {rice}.")
     data = np.frombuffer(reader.data, dtype=np.uint8)[reader.place :]
-    if 8 * data.size < count * (rice + 1):  # every position takes so many bits: refuse before anything is allocated
-        raise WireError(f"{data.size:,} bytes are left for {count:,} positions, too few: the packet is cut short.")
+    if 8 * data.size < count * (rice + 1):  # the least that the positions take, checked before allocating
+        raise WireError(f"{data.size:,} bytes are too few for {count:,} positions: the packet was cut short.")
     out = np.empty(count, dtype=np.int64)
     used = _read(data, rice, limit, out)
     if used < 0:
-        wrong = {
+        problems = {
             -1: "the bits end too early",
             -2: f"a position is not below {limit:,}",
             -3: "padding bits are not zero",
         }
-        raise WireError(f"{count:,} positions below {limit:,} were expected, but {wrong[used]}.")
+        raise WireError(f"expected {count:,} positions below {limit:,}, but {problems[used]}.")
     best, _ = _rice(out)
     if rice != best:
-        raise WireError(f"Rice parameter {rice} came where {best} is shortest: the coding is not canonical.")
+        raise WireError(f"expected the shortest Rice parameter {best}, got {rice}: the coding is not canonical.")
     reader.take(used, "positions")
     return out

@@ -1,4 +1,4 @@
-"""Random-k sparsification: keep k entries at random places, which a seed tells."""
+"""Random-k sparsification: keep k entries at random positions, which are derived from a seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from efvfl.compress.base import (
     require_share,
 )
 from efvfl.compress.ramp import Knob
-from efvfl.compress.topk import kept
+from efvfl.compress.topk import kept_count
 from efvfl.errors import WireError
 from efvfl.util.rng import permutation
 from efvfl.wire.packet import FloatArray, Packet, Reader, number
@@ -26,34 +26,39 @@ from efvfl.wire.packet import FloatArray, Packet, Reader, number
 @register("randk", 2)
 @dataclass(frozen=True)
 class RandK(Compressor):
-    """Keep entries at the first k places of the permutation keyed by a seed. Body: k, the 8-byte seed, the values.
+    """Keep the entries at the first k positions of a permutation keyed by a seed.
 
-    Values are not rescaled by d/k: the map contracts, as error feedback needs, and is not unbiased.
+    The values are not rescaled by d/k, so the map contracts, as error feedback requires, and is biased.
+    Body: k, the 8-byte seed, the values.
+
+    >>> from efvfl.compress import decode
+    >>> np.count_nonzero(decode(RandK(k=2).encode(np.ones(10, dtype=np.float32), key=1)))
+    2
     """
 
-    ratio: Knob = 0.1  # share of the entries that is kept: smaller => fewer bytes, more error
-    k: int = 0  # a fixed number instead of a share; 0: use the ratio
+    ratio: Knob = 0.1  # share of the entries to keep: smaller => fewer bytes, more error
+    k: int = 0  # number of entries to keep; 0: use the ratio
 
     def __post_init__(self) -> None:
-        """Refuse knobs that keep nothing."""
+        """Check the parameters."""
         require_share("randk's ratio", self.ratio)
         require_count("randk's k", self.k)
 
     def encode(self, block: FloatArray, key: int = 0) -> Packet:
-        """Send the seed and the values it picks."""
+        """Return the seed and the values at its positions."""
         flat = checked(block)
-        count = kept(self.ratio, self.k, "block", block.shape)
+        count = kept_count(self.ratio, self.k, "block", block.shape)
         values = flat[permutation(key, flat.size, 0, count)]
         body = number(count) + key.to_bytes(8, "little") + values.tobytes()
         return Packet(self.code, block.dtype, block.shape, body)
 
     @classmethod
     def read(cls, packet: Packet) -> FloatArray:
-        """Put the values back where the seed says."""
+        """Return the values at the positions of the seed, zeros elsewhere."""
         reader = Reader(packet.body)
         count = reader.number("randk's number of entries")
         if count > packet.entries:
-            raise WireError(f"{count:,} entries came for a block of {packet.entries:,}.")
+            raise WireError(f"expected at most {packet.entries:,} entries, got {count:,}.")
         key = int.from_bytes(reader.take(8, "randk's seed"), "little")
         values = finite_values(reader.take(count * packet.dtype.itemsize, "randk's values"), packet.dtype)
         reader.end("randk body")
@@ -62,9 +67,9 @@ class RandK(Compressor):
         return out.reshape(packet.shape)
 
     def alpha(self, shape: Shape) -> float:
-        """K / d, in expectation over the seed."""
-        return kept(self.ratio, self.k, "block", shape) / entries(shape) if entries(shape) else 1.0
+        """Return k / d, which holds in expectation over the seed."""
+        return kept_count(self.ratio, self.k, "block", shape) / entries(shape) if entries(shape) else 1.0
 
     def paper_bits(self, shape: Shape) -> int:
-        """32 bits a kept value."""
-        return 32 * kept(self.ratio, self.k, "block", shape)
+        """Return 32 bits per kept value."""
+        return 32 * kept_count(self.ratio, self.k, "block", shape)

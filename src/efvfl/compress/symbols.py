@@ -1,10 +1,11 @@
-"""Small signed integers as bits: what QSGD leaves of a block, close to its entropy.
+"""Small signed integers as bits, close to their entropy: the output of QSGD.
 
-A symbol is told in yes-or-no layers: is it zero or not, is it above 1, above 2, ... each asked only of those that are
-left, and each layer is a set of positions (positions.py). By the chain rule the layers together cost the entropy of the
-magnitudes; a sign costs one bit and cannot cost less. No table is sent, and a block that is nearly all zeros costs time
-only for what is not zero. Large magnitudes first give up their low bits, which are as good as random, as they are.
-Where none of this pays (a short block of large symbols), every symbol takes a fixed number of bits.
+Magnitudes are coded in binary layers: is a symbol nonzero, is it above 1, above 2, ... Each layer covers only the
+symbols that passed the previous one, and is coded as a set of positions (positions.py). By the chain rule the layers
+together cost the entropy of the magnitudes; a sign costs one bit and cannot cost less. No table is sent, and the time
+for a block of mostly zeros depends on the nonzero symbols only. The low bits of large magnitudes are nearly random, so
+they are written verbatim first. If none of this pays off (a short block of large symbols), every symbol takes a fixed
+number of bits.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from efvfl.wire.packet import Reader
 
 Symbols = NDArray[np.int32]
 
-_FIXED = 255  # the first byte says this, or how many low bits are set aside
-_LAYERS = 16  # what is left above so many layers is told in a fixed width
+_FIXED = 255  # the first byte: this for a fixed width, else the number of low bits written verbatim
+_LAYERS = 16  # the excess above this many layers is written in a fixed width
 
 
 @kernel
@@ -54,14 +55,14 @@ def _unpack(data: NDArray[np.uint8], width: int, out: NDArray[np.int64]) -> int:
 
 
 def pack(values: NDArray[np.integer], width: int) -> bytes:
-    """Write each value in `width` bits, at most 40, lowest first."""
+    """Return each value in `width` bits, at most 40, lowest bit first."""
     out = np.zeros((values.size * width + 7) // 8, dtype=np.uint8)
     _pack(values.astype(np.int64), width, out)
     return out.tobytes()
 
 
 def unpack(reader: Reader, width: int, count: int, what: str) -> NDArray[np.int64]:
-    """Read `count` values of `width` bits; the bits that fill the last byte must be zero."""
+    """Read `count` values of `width` bits; padding bits in the last byte must be zero."""
     data = np.frombuffer(reader.take((count * width + 7) // 8, what), dtype=np.uint8)
     out = np.empty(count, dtype=np.int64)
     if _unpack(data, width, out) != 0:
@@ -70,22 +71,22 @@ def unpack(reader: Reader, width: int, count: int, what: str) -> NDArray[np.int6
 
 
 def _nonzero(symbols: Symbols) -> positions.Positions:
-    """Return where symbols are not zero; of integers themselves numpy finds that out five times slower."""
+    """Return the positions of nonzero symbols; numpy finds them five times faster in booleans than in integers."""
     return np.flatnonzero(symbols != 0)
 
 
 def _low_bits(magnitudes: NDArray[np.int32], count: int) -> int:
-    """Return how many low bits are set aside, so that the layers tell about the mean magnitude in a few steps.
+    """Return the number of low bits to write verbatim, so that a few layers suffice for the mean magnitude.
 
-    The magnitudes are those that are not zero, of `count` in all.
+    `magnitudes` are those of the nonzero symbols, `count` is the number of all symbols.
     """
     mean = int(magnitudes.sum(dtype=np.int64)) // max(1, count)
     return max(0, mean.bit_length() - 2)
 
 
 def _layered(symbols: Symbols) -> bytes:
-    there = _nonzero(symbols)
-    signed = symbols[there]
+    nonzero = _nonzero(symbols)
+    signed = symbols[nonzero]
     magnitudes = np.abs(signed)
     low = _low_bits(magnitudes, symbols.size)
     parts = [bytes((low,))]
@@ -94,7 +95,7 @@ def _layered(symbols: Symbols) -> bytes:
     limit, left = symbols.size, magnitudes >> low
     for layer in range(1, _LAYERS + 1):
         places = np.flatnonzero(left >= layer)
-        parts.append(positions.encode(there[places] if layer == 1 else places, limit))
+        parts.append(positions.encode(nonzero[places] if layer == 1 else places, limit))
         limit, left = places.size, left[places]
         if not limit:
             break
@@ -110,7 +111,7 @@ def _fixed(symbols: Symbols, largest: int) -> bytes:
 
 
 def encode(symbols: Symbols, largest: int) -> bytes:
-    """Code symbols from -largest to largest, in layers or in a fixed width, whichever is shorter."""
+    """Return symbols from -largest to largest as bytes, in layers or in a fixed width, whichever is shorter."""
     layered = _layered(symbols)
     size = 1 + (symbols.size * (2 * largest).bit_length() + 7) // 8
     return layered if len(layered) <= size else _fixed(symbols, largest)
@@ -118,7 +119,7 @@ def encode(symbols: Symbols, largest: int) -> bytes:
 
 def _read_layers(reader: Reader, count: int) -> Symbols:
     high = np.zeros(count, dtype=np.int32)
-    where: positions.Positions | None = None  # the places still asked about; None: all
+    where: positions.Positions | None = None  # the positions that passed the layers so far; None: all
     left = count
     for layer in range(1, _LAYERS + 1):
         places = positions.read(reader, left)
@@ -128,10 +129,10 @@ def _read_layers(reader: Reader, count: int) -> Symbols:
         high[where] = layer
     width = reader.byte("the width of large symbols")
     if width > 24:
-        raise WireError(f"large symbols of {width} bits came, at most 24 are expected.")
+        raise WireError(f"expected large symbols of at most 24 bits, got {width}.")
     excess = unpack(reader, width, left, "large symbols")
-    if width != int(excess.max()).bit_length():
-        raise WireError(f"large symbols came in {width} bits, {int(excess.max()).bit_length()} are enough.")
+    if width != (shortest := int(excess.max()).bit_length()):
+        raise WireError(f"expected large symbols in {shortest} bits, got {width}: the coding is not canonical.")
     high[where] = excess + _LAYERS
     return high
 
@@ -144,29 +145,31 @@ def decode(reader: Reader, count: int, largest: int) -> Symbols:
     if first == _FIXED:
         raw = unpack(reader, (2 * largest).bit_length(), count, "symbols") - largest
         if raw.size and int(raw.max()) > largest:
-            raise WireError(f"symbol {int(raw.max())} came, at most {largest} is expected.")
+            raise WireError(f"expected symbols of at most {largest}, got {int(raw.max())}.")
         symbols = raw.astype(np.int32)
         if len(_layered(symbols)) <= size:
-            raise WireError("symbols came in a fixed width where layers are shorter: the coding is not canonical.")
+            raise WireError(
+                "expected symbols in layers, which are shorter, got a fixed width: the coding is not canonical."
+            )
         return symbols
     if first > 16:
-        raise WireError(f"symbols with {first} low bits came, at most 16 are expected.")
-    aside = unpack(reader, first, count, "low bits") if first else None
+        raise WireError(f"expected at most 16 low bits, got {first}.")
+    low_bits = unpack(reader, first, count, "low bits") if first else None
     symbols = _read_layers(reader, count)
     if int(symbols.max(initial=0)) > largest >> first:
-        raise WireError(f"symbol {int(symbols.max()) << first} came, at most {largest} is expected.")
-    if aside is not None:
-        symbols = ((symbols << first) | aside).astype(np.int32)
+        raise WireError(f"expected symbols of at most {largest}, got {int(symbols.max()) << first}.")
+    if low_bits is not None:
+        symbols = ((symbols << first) | low_bits).astype(np.int32)
         if int(symbols.max(initial=0)) > largest:
-            raise WireError(f"symbol {int(symbols.max())} came, at most {largest} is expected.")
+            raise WireError(f"expected symbols of at most {largest}, got {int(symbols.max())}.")
     places = _nonzero(symbols)
     if (low := _low_bits(symbols[places], count)) != first:
-        raise WireError(f"{first} low bits were set aside, {low} are expected: not canonical.")
+        raise WireError(f"expected {low} low bits, got {first}: the coding is not canonical.")
     bits = np.frombuffer(reader.take((places.size + 7) // 8, "signs"), dtype=np.uint8)
     signs = np.unpackbits(bits, bitorder="little")
     if signs[places.size :].any():
         raise WireError("padding bits after signs are not zero.")
     symbols[places[signs[: places.size] == 1]] *= -1
     if reader.place - start > size:
-        raise WireError("symbols came in layers where a fixed width is shorter: the coding is not canonical.")
+        raise WireError("expected symbols in a fixed width, which is shorter, got layers: the coding is not canonical.")
     return symbols

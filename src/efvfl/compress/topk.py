@@ -1,8 +1,8 @@
 """Top-k sparsification (the paper's Section 5): keep the k entries of largest magnitude, exactly.
 
 The threshold is found by counting, not by sorting: one pass counts the leading bits of all magnitudes, a second
-collects those in the threshold's bin or above it, and only they are looked at again. (On 960,000 floats this took a
-tenth of `torch.topk`'s time.)
+collects the entries in the threshold's bin or above it, and only those are examined further. (On 960,000 floats this
+took a tenth of the time of `torch.topk`.)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from efvfl.wire.packet import FloatArray, Packet, Reader
 
 @kernel
 def _digit(counts: NDArray[np.int64], missing: int) -> tuple[int, int]:
-    """Return in which bin the k-th largest lies, and how many of that bin belong to the k largest."""
+    """Return the bin of the k-th largest, and how many entries of that bin belong to the k largest."""
     digit = counts.size - 1
     while counts[digit] < missing:
         missing -= counts[digit]
@@ -43,25 +43,25 @@ def _digit(counts: NDArray[np.int64], missing: int) -> tuple[int, int]:
 
 @kernel
 def _select(bits: NDArray[np.signedinteger], sign: np.signedinteger, shift: int, k: int, out: Positions) -> None:
-    """Write the places of the k largest magnitudes to `out`, which has one place to spare; `sign` masks the sign."""
+    """Write the positions of the k largest magnitudes to `out`, of size k + 1; `sign` masks the sign bit."""
     counts = np.zeros(4096, dtype=np.int64)
     for i in range(bits.size):
         counts[(bits[i] & sign) >> shift] += 1
     digit, missing = _digit(counts, k)
-    # Those in the threshold's bin and above it. Written without a branch: which way it goes is a coin toss.
+    # Entries in the threshold's bin and above. Without a branch, which would be mispredicted half of the time.
     places = np.empty(k - missing + counts[digit] + 1, dtype=np.int64)
     j, edge = 0, digit << shift
     for i in range(bits.size):
         places[j] = i
         j += (bits[i] & sign) >= edge
-    held = np.empty(j, dtype=bits.dtype)
-    pool = np.empty(counts[digit] + 1, dtype=bits.dtype)  # those that may still be the threshold
+    candidates = np.empty(j, dtype=bits.dtype)
+    pool = np.empty(counts[digit] + 1, dtype=bits.dtype)  # entries that may still be the threshold
     n = 0
     for i in range(j):
-        held[i] = pool[n] = bits[places[i]] & sign
-        n += held[i] >> shift == digit
+        candidates[i] = pool[n] = bits[places[i]] & sign
+        n += candidates[i] >> shift == digit
     pool = pool[:n]
-    while shift > 0:  # told apart by up to 12 more bits in every turn
+    while shift > 0:  # compare up to 12 more bits in every iteration
         low = (1 << min(12, shift)) - 1
         shift -= min(12, shift)
         counts = np.zeros(low + 1, dtype=np.int64)
@@ -76,23 +76,23 @@ def _select(bits: NDArray[np.signedinteger], sign: np.signedinteger, shift: int,
         pool = nearer[:n]
     threshold, n = pool[0], 0
     if missing == pool.size:
-        for i in range(held.size):
+        for i in range(candidates.size):
             out[n] = places[i]
-            n += held[i] >= threshold
+            n += candidates[i] >= threshold
         return
-    for i in range(held.size):  # of the equal ones only the first are kept
-        if held[i] > threshold or (held[i] == threshold and missing > 0):
-            missing -= held[i] == threshold
+    for i in range(candidates.size):  # of equal magnitudes only the first ones are kept
+        if candidates[i] > threshold or (candidates[i] == threshold and missing > 0):
+            missing -= candidates[i] == threshold
             out[n] = places[i]
             n += 1
 
 
 def largest(flat: FloatArray, k: int) -> Positions:
-    """Return the places of the k largest magnitudes in increasing order; of equal ones the first come first."""
+    """Return the positions of the k largest magnitudes in increasing order; ties go to the lower position."""
     if k >= flat.size:
         return np.arange(flat.size, dtype=np.int64)
     out = np.empty(k + 1, dtype=np.int64)
-    # For finite floats, order by magnitude is order by bits without the sign.
+    # Finite floats are ordered by magnitude like their bits without the sign.
     if flat.dtype == np.float64:
         _select(flat.view(np.int64), np.int64((1 << 63) - 1), 51, k, out)
     else:
@@ -101,15 +101,15 @@ def largest(flat: FloatArray, k: int) -> Positions:
 
 
 def largest_per_row(block: FloatArray, k: int) -> Positions:
-    """Return the places of the k largest magnitudes of every row, counted through the whole block."""
+    """Return the positions in the flattened block of the k largest magnitudes of every row."""
     order = np.argsort(-np.abs(block), axis=1, kind="stable")[:, :k]
     order.sort(axis=1)
     places: Positions = order + np.arange(block.shape[0])[:, None] * block.shape[1]
     return places.reshape(-1)
 
 
-def kept(ratio: Knob, k: int, per: str, shape: Shape) -> int:
-    """Return how many entries of a block are kept: max(1, int(d * ratio)) of all, or so many of every row."""
+def kept_count(ratio: Knob, k: int, per: str, shape: Shape) -> int:
+    """Return how many entries of a block are kept: k or max(1, int(d * ratio)), of the block or of every row."""
     if isinstance(ratio, Ramp):
         ratio = ratio.at(0)
     width = shape[-1] if per == "row" and shape else entries(shape)
@@ -120,29 +120,34 @@ def kept(ratio: Knob, k: int, per: str, shape: Shape) -> int:
 @register("topk", 1)
 @dataclass(frozen=True)
 class TopK(Compressor):
-    """Keep the largest entries. Body: how many, their places (positions.py), their values."""
+    """Keep the entries of largest magnitude. Body: their number, their positions (positions.py), their values.
 
-    ratio: Knob = 0.1  # share of the entries that is kept: smaller => fewer bytes, more error
-    k: int = 0  # a fixed number instead of a share; 0: use the ratio
+    >>> from efvfl.compress import decode
+    >>> decode(TopK(k=2).encode(np.float32([1, -3, 2, 0]))).tolist()
+    [0.0, -3.0, 2.0, 0.0]
+    """
+
+    ratio: Knob = 0.1  # share of the entries to keep: smaller => fewer bytes, more error
+    k: int = 0  # number of entries to keep; 0: use the ratio
     per: Literal["block", "row"] = "block"  # rank the whole flattened block, as in the paper's runs, or each row
 
     def __post_init__(self) -> None:
-        """Refuse knobs that keep nothing."""
+        """Check the parameters."""
         require_share("topk's ratio", self.ratio)
         require_count("topk's k", self.k)
         if self.per not in ("block", "row"):
-            raise ConfigError(f"topk's per must be 'block' or 'row', but {self.per!r} came.")
+            raise ConfigError(f"expected topk's per 'block' or 'row', got {self.per!r}.")
 
     def places(self, block: FloatArray, flat: FloatArray) -> Positions:
-        """Return which entries are kept."""
-        count = kept(self.ratio, self.k, self.per, block.shape)
+        """Return the positions of the entries to keep."""
+        count = kept_count(self.ratio, self.k, self.per, block.shape)
         if self.per == "row" and block.ndim > 1 and flat.size:
             table = flat.reshape(-1, block.shape[-1])
             return largest_per_row(table, count // table.shape[0])
         return largest(flat, count)
 
     def encode(self, block: FloatArray, key: int = 0) -> Packet:
-        """Send the kept entries' places and values."""
+        """Return the positions and values of the kept entries."""
         flat = checked(block)
         places = self.places(block, flat)
         body = b"".join((positions.encode(places, flat.size), flat[places].data))
@@ -150,7 +155,7 @@ class TopK(Compressor):
 
     @classmethod
     def read(cls, packet: Packet) -> FloatArray:
-        """Put the kept values back among zeros."""
+        """Return the kept values at their positions, zeros elsewhere."""
         reader = Reader(packet.body)
         places = positions.read(reader, packet.entries, packet.dtype.itemsize)
         values = finite_values(reader.take(places.size * packet.dtype.itemsize, "topk's values"), packet.dtype)
@@ -160,9 +165,9 @@ class TopK(Compressor):
         return out.reshape(packet.shape)
 
     def alpha(self, shape: Shape) -> float:
-        """K / d: the dropped entries are at most an average share of the energy."""
-        return kept(self.ratio, self.k, self.per, shape) / entries(shape) if entries(shape) else 1.0
+        """Return k / d: the dropped entries are the smallest, so their energy is at most (d - k) / d of the total."""
+        return kept_count(self.ratio, self.k, self.per, shape) / entries(shape) if entries(shape) else 1.0
 
     def paper_bits(self, shape: Shape) -> int:
-        """32 bits a kept value, places not counted."""
-        return 32 * kept(self.ratio, self.k, self.per, shape)
+        """Return 32 bits per kept value; positions are not counted."""
+        return 32 * kept_count(self.ratio, self.k, self.per, shape)

@@ -1,4 +1,4 @@
-"""Tables to dataclasses, with every key known and every type right."""
+"""Conversion of tables to dataclasses; unknown keys and wrong types are errors."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from efvfl.compress.ramp import Ramp
 from efvfl.errors import ConfigError, nearest
 
-Made = TypeVar("Made")
+Parsed = TypeVar("Parsed")
 
 
-def read(cls: type[Made], table: dict[str, Any], where: str) -> Made:
-    """Make a dataclass from a table, with every key known and every type right."""
+def read(cls: type[Parsed], table: dict[str, Any], where: str) -> Parsed:
+    """Return a dataclass made from a table; `where` names the table in errors.
+
+    >>> read(Ramp, {"start": 0, "stop": 1, "steps": "5"}, "ramp")
+    Traceback (most recent call last):
+    efvfl.errors.ConfigError: ramp: steps: expected a whole number, got '5'.
+    """
     hints = get_type_hints(cls)
     known = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type]
     for key in table:
         if key not in known:
-            raise ConfigError(f"{where}: there is no key {key!r} here. {nearest(key, known)}")
+            raise ConfigError(f"{where}: unknown key {key!r}. {nearest(key, known)}")
     for name, f in known.items():
         if f.default is MISSING and f.default_factory is MISSING and name not in table:
             raise ConfigError(f"{where}: the key {name!r} is missing.")
@@ -30,8 +35,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         if value in args:
             return value
-        hint_text = nearest(str(value), [str(a) for a in args])
-        raise ConfigError(f"{where} = {value!r} came. {hint_text}")
+        suggestion = nearest(str(value), [str(a) for a in args])
+        raise ConfigError(f"{where}: unknown value {value!r}. {suggestion}")
     if origin in (Union, UnionType):
         if isinstance(value, dict):
             return _value(next(a for a in args if is_dataclass(a)), value, where)
@@ -46,7 +51,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return tuple(_value(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     elif (origin is dict and isinstance(value, dict)) or (isinstance(hint, type) and _fits(hint, value)):
         return value
-    raise ConfigError(f"{where} = {value!r} came, {_name(hint)} is expected.")
+    raise ConfigError(f"{where}: expected {_name(hint)}, got {value!r}.")
 
 
 def _fits(hint: type, value: Any) -> bool:
@@ -63,7 +68,7 @@ def _name(hint: Any) -> str:
     names = {
         int: "a whole number",
         float: "a number",
-        str: "a text",
+        str: "a string",
         bool: "true or false",
         Ramp: "a ramp { start, stop, steps }",
     }

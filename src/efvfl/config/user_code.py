@@ -1,4 +1,4 @@
-"""What a file names of your own: code as 'package.module:attribute', beside the file or installed, and data."""
+"""Code and data of the user that a run file names: code as 'package.module:attribute', beside the file or installed."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ from pathlib import Path
 
 
 def look_in(folder: Path) -> None:
-    """Find modules in this folder first: your own lie beside the file that names them."""
+    """Put a folder first on the module search path: a user's modules are beside the run file that names them."""
     place = str(folder.resolve())
     if sys.path[:1] != [place]:
         sys.path.insert(0, place)
 
 
 def attribute(path: str) -> object:
-    """Return what 'package.module:attribute' names; ImportError or AttributeError if there is no such thing."""
+    """Return the object that 'package.module:attribute' names; raise ImportError or AttributeError if there is none.
+
+    >>> attribute("math:pi")
+    3.141592653589793
+    """
     module, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except ValueError as error:  # an empty name of a module
+    except ValueError as error:  # an empty module name
         raise ImportError(str(error)) from error
 
 
 def digest_of_module(module: str) -> str:
-    """Return a digest of a module's source file; empty if it has none, or is not found."""
+    """Return the SHA-256 digest of a module's source file, or an empty string if there is none."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
@@ -36,7 +40,7 @@ def digest_of_module(module: str) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """Return a digest of a file; empty if it is not there."""
+    """Return the SHA-256 digest of a file, or an empty string if it cannot be read."""
     try:
         about = path.stat()
         return _digest(path, about.st_mtime_ns, about.st_size)
@@ -46,6 +50,6 @@ def digest_of_file(path: Path) -> str:
 
 @lru_cache
 def _digest(path: Path, changed: int, size: int) -> str:
-    """Read a file once for as long as it stays the same: a sweep asks for it at every record."""
+    """Return the digest of a file; cached while the file is unchanged, because a sweep asks for every record."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from efvfl.errors import ConfigError, nearest, shown, whole
+from efvfl.errors import ConfigError, describe, nearest, whole_number
 
 Downlink = Literal["relay", "aggregate"]
 FusionUpdates = Literal["send", "replicate", "compress"]
@@ -31,8 +31,8 @@ class SharedLabels:
         """Refuse unknown words and counts below 1."""
         check_word("downlink", self.downlink, Downlink)
         check_word("fusion", self.fusion, FusionUpdates)
-        whole("local_steps", self.local_steps, 1)
-        whole("digest_every", self.digest_every, 1)
+        whole_number("local_steps", self.local_steps, 1)
+        whole_number("digest_every", self.digest_every, 1)
 
 
 LabelMode = PrivateLabels | SharedLabels
@@ -60,7 +60,7 @@ class Agreement:
             object.__setattr__(self, "labels", _MODES[self.labels]())
         if not isinstance(self.labels, LabelMode):
             raise ConfigError(
-                f"labels: expected PrivateLabels(), SharedLabels(...), 'private' or 'shared', got {shown(self.labels)}."
+                f"labels: expected PrivateLabels(), SharedLabels(...), 'private' or 'shared', got {describe(self.labels)}."
             )
         check_word("reports", self.reports, ReportRange)
         check_word("memory_dtype", self.memory_dtype, MemoryDtype)
@@ -91,6 +91,6 @@ def check_word(name: str, value: object, known: object) -> None:
     words = get_args(known)
     if value not in words:
         raise ConfigError(
-            f"{name}: expected one of {', '.join(map(repr, words))}, got {shown(value)}. "
+            f"{name}: expected one of {', '.join(map(repr, words))}, got {describe(value)}. "
             f"{nearest(str(value), [word for word in words if word])}"
         )

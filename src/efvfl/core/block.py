@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer as TorchOptimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from efvfl.errors import CheckpointError, ConfigError, ProtocolError, nearest, shown
+from efvfl.errors import CheckpointError, ConfigError, ProtocolError, describe, nearest
 
 # What torch has and a party cannot use, and why.
 _UNFIT = {
@@ -44,7 +44,7 @@ class Optimizer:
         for name, options in (("options", self.options), ("scheduler_options", self.scheduler_options)):
             if not isinstance(options, Mapping):
                 raise ConfigError(
-                    f"{name}: expected a dict, got {shown(options)}: write Optimizer('SGD', {{'lr': 0.1}})."
+                    f"{name}: expected a dict, got {describe(options)}: write Optimizer('SGD', {{'lr': 0.1}})."
                 )
         if self.scheduler:
             _check_name(self.scheduler, torch.optim.lr_scheduler, LRScheduler, "scheduler")
@@ -73,7 +73,9 @@ class Optimizer:
 
 def _check_name(name: object, module: Any, base: type, what: str) -> None:
     if not isinstance(name, str):
-        raise ConfigError(f"expected the name of an {what}, got {shown(name)}: write Optimizer('SGD', {{'lr': 0.1}}).")
+        raise ConfigError(
+            f"expected the name of an {what}, got {describe(name)}: write Optimizer('SGD', {{'lr': 0.1}})."
+        )
     found = {n for n, c in vars(module).items() if isinstance(c, type) and issubclass(c, base) and c is not base}
     known = {n for n in found if n not in _UNFIT and not n.startswith("_")}
     if name in found and name in _UNFIT:

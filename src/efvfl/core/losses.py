@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from efvfl.errors import ConfigError, nearest, shown
+from efvfl.errors import ConfigError, describe, nearest
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def lookup(loss: str | Loss) -> Loss:
         return loss
     if not isinstance(loss, str):
         raise ConfigError(
-            f"expected a loss, got {shown(loss)}. Give a name ({', '.join(map(repr, LOSSES))}), or "
+            f"expected a loss, got {describe(loss)}. Give a name ({', '.join(map(repr, LOSSES))}), or "
             "Loss(name, function, metric_name, metric) around a function of your own."
         )
     if loss not in LOSSES:

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from efvfl.compress import Compressor, Identity
 from efvfl.core.memory import Start
-from efvfl.errors import ConfigError, nearest, shown
+from efvfl.errors import ConfigError, describe, nearest
 
 Remembers = Literal["direct", "error_feedback"]
 
@@ -24,12 +24,12 @@ class Link:
         """Refuse what is no compressor, and words that nobody knows."""
         if not isinstance(self.compressor, Compressor):
             raise ConfigError(
-                f"expected a compressor with its knobs, got {shown(self.compressor)}: write "
+                f"expected a compressor with its knobs, got {describe(self.compressor)}: write "
                 "efvfl(TopK(0.1)) or cvfl(QSGD(4)), and svfl() for none."
             )
         for name, value, known in (("memory", self.memory, Remembers), ("start", self.start, Start)):
             if value not in get_args(known):
-                raise ConfigError(f"unknown {name} {shown(value)}. {nearest(str(value), get_args(known))}")
+                raise ConfigError(f"unknown {name} {describe(value)}. {nearest(str(value), get_args(known))}")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Data sets cut by columns."""
+"""Data sets whose columns belong to different parties."""
 
 from efvfl.data import catalogue
 from efvfl.data.base import Dataset, cut

@@ -1,7 +1,7 @@
-"""Images cut into quadrants, one for each of four parties, and the random crops and flips they train on.
+"""Images split into quadrants, one for each of four parties, with random crops and flips for training.
 
-A crop or flip before the cut moves pixels between parties, so it exists in one process only. Every party works out its
-own quadrant: the crop of a row is a pure function of the key, the step and the row, so all of them see the same one.
+A crop or flip of the whole image moves pixels between parties, so augmentation works in one process only. Every party
+computes its own quadrant: the crop of a row is a pure function of key, step and row, so all parties use the same one.
 """
 
 from __future__ import annotations
@@ -23,53 +23,53 @@ QUADRANTS = 4  # top-left, top-right, bottom-left, bottom-right
 
 
 def normaliser(mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Return what each of the 256 byte values becomes in each channel, (value / 255 - mean) / std, float32."""
+    """Return (value / 255 - mean) / std for every channel and byte value, float32, shape (channels, 256)."""
     values = torch.arange(256, dtype=torch.float32).div_(255)
     return values.sub(torch.tensor(mean).unsqueeze(1)).div_(torch.tensor(std).unsqueeze(1))
 
 
 def quadrants(images: Tensor, table: Tensor) -> list[Tensor]:
-    """Return the four normalised quadrants of images as they are, each (rows, channels, height / 2, width / 2)."""
+    """Return the four normalised quadrants, not augmented, each of shape (rows, channels, height / 2, width / 2)."""
     return [QuadrantCrops(images, table, place, padding=0, flip=False).batch(ALL, 0) for place in range(QUADRANTS)]
 
 
 def crops(images: Tensor, table: Tensor, key: int) -> list[Source]:
-    """Return what the four parties train on: a random crop of the image padded by 4, flipped half of the time."""
+    """Return the four parties' training sources: random crops of images padded by 4, flipped half of the time."""
     return [QuadrantCrops(images, table, place, key) for place in range(QUADRANTS)]
 
 
 @dataclass(frozen=True)
 class QuadrantCrops:
-    """One party's quadrant of randomly cropped and flipped images, normalised; nothing is kept but the bytes."""
+    """One party's quadrant of randomly cropped and flipped images, normalised when a batch is made."""
 
     images: Tensor  # uint8 (rows, channels, height, width), shared by all parties
     table: Tensor  # what `normaliser` returns
-    place: int  # which quadrant, in reading order
+    place: int  # the quadrant, 0 to 3 in reading order
     key: int = 0  # the same for all parties
     padding: int = 4  # zeros around the raw image; the crop is shifted by up to this many pixels each way
     flip: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse images that cannot be cut."""
+        """Check that the images can be split into quadrants."""
         shape = tuple(self.images.shape)
         if self.images.dtype != torch.uint8 or len(shape) != 4 or shape[2] % 2 or shape[3] % 2:
             raise DataError(
-                f"images of shape {shape} and type {self.images.dtype} came; to be cut into quadrants they must be "
-                "uint8 (rows, channels, height, width), with even height and width."
+                "expected uint8 images of shape (rows, channels, height, width) with even height and width, got "
+                f"{self.images.dtype} of shape {shape}."
             )
         if tuple(self.table.shape) != (shape[1], 256):
-            raise DataError(f"mean and std of {len(self.table)} channels came for images of {shape[1]} channels.")
+            raise DataError(f"expected mean and std of {shape[1]} channels, as the images have, got {len(self.table)}.")
 
     def __len__(self) -> int:
         """Return the number of images."""
         return len(self.images)
 
     def batch(self, rows: Rows, step: int) -> Tensor:
-        """Return the quadrants of these rows as they are at this step, float32."""
+        """Return the quadrants of these rows at this step, float32, shape (rows, channels, height / 2, width / 2)."""
         count, channels, height, width = self.images.shape
         wanted = np.arange(count)[rows] if isinstance(rows, slice) else rows.numpy().astype(np.int64, copy=False)
         if wanted.size and not 0 <= wanted.min() <= wanted.max() < count:
-            raise IndexError(f"rows {wanted.min()} to {wanted.max()} came, but there are {count:,} images.")
+            raise IndexError(f"expected rows from 0 to {count - 1:,}, got {wanted.min()} to {wanted.max()}.")
         out = torch.empty(len(wanted), channels, height // 2, width // 2)
         key = np.uint64(at_step(self.key, step))
         _gather(self.images.numpy(), self.table.numpy(), wanted, key, self.padding, self.flip, self.place, out.numpy())
@@ -87,7 +87,7 @@ def _gather(
     place: int,
     out: NDArray[np.float32],
 ) -> None:
-    """Crop, then flip, then cut, then normalise; a pixel is only looked up, so the cost is that of the output."""
+    """Crop, flip, split and normalise by looking up each output pixel, so the cost is that of the output."""
     height, width = images.shape[2], images.shape[3]
     top, left = place // 2 * (height // 2), place % 2 * (width // 2)
     shifts = 2 * padding + 1
@@ -101,7 +101,7 @@ def _gather(
         else:
             start, turn = left + across, 1
         for channel in range(images.shape[1]):
-            outside = table[channel, 0]  # padded before normalising: black, not grey
+            outside = table[channel, 0]  # padding is applied before normalising: black, not grey
             for y in range(out.shape[2]):
                 if first + y < 0 or first + y >= height:
                     out[i, channel, y, :] = outside

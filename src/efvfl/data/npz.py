@@ -1,7 +1,7 @@
-"""Your own arrays as .npz files: all parties in one file, or a file for each of those who hold something.
+"""The user's arrays as .npz files: all parties in one file, or one file per participant.
 
-`y` are the labels, `ids` the names of the rows (both one entry a row); every other array is the columns of the party of
-that name, or of the party whose own file it is, and then it is called `x`.
+`y` has the labels and `ids` the ids of the rows, one entry per row. In a common file, every other array has the columns
+of the party of that name; in a party's own file, `x` has its columns.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from efvfl.errors import ConfigError
 
 @dataclass(frozen=True)
 class Arrays:
-    """What a file holds."""
+    """The contents of a file."""
 
     columns: dict[str, Tensor]  # by name, float32
-    labels: Tensor | None  # integers are classes, others are targets
-    ids: list[str]  # empty: rows have no names
+    labels: Tensor | None  # integers are classes, floats are regression targets
+    ids: list[str]  # empty: rows have no ids
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self.labels) if self.labels is not None else len(next(iter(self.columns.values())))
 
 
 def read(path: Path) -> Arrays:
-    """Read a file and check its form."""
+    """Return the contents of a file, after checking them."""
     try:
         with zipfile.ZipFile(path) as archive, np.load(path, allow_pickle=False) as file:
-            del archive  # only to tell a .npz from a lone .npy, which numpy would take too
+            del archive  # only to distinguish a .npz from a single .npy, which numpy would accept too
             arrays: dict[str, NDArray[np.generic]] = {name: file[name] for name in file.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise ConfigError(f"cannot read {path} as .npz: {error}") from error
@@ -46,62 +46,64 @@ def read(path: Path) -> Arrays:
     for name, array in arrays.items():
         if array.ndim < 2 or array.dtype.kind not in "fiub":
             raise ConfigError(
-                f"{name!r} in {path} has shape {array.shape} and dtype {array.dtype}: rows of numbers needed."
+                f"expected rows of numbers as {name!r} in {path}, got shape {array.shape} and dtype {array.dtype}."
             )
     if y is not None and (y.ndim != 1 or y.dtype.kind not in "fiub"):
-        raise ConfigError(f"'y' in {path} has shape {y.shape} and dtype {y.dtype}: one number for each row is needed.")
+        raise ConfigError(f"expected one number per row as 'y' in {path}, got shape {y.shape} and dtype {y.dtype}.")
     if y is None and not arrays:
-        raise ConfigError(f"{path} holds neither columns nor labels.")
+        raise ConfigError(f"expected columns or labels in {path}, got neither.")
     labels = None if y is None else torch.from_numpy(y.astype(np.int64 if y.dtype.kind in "iub" else np.float32))
     columns = {name: torch.from_numpy(array.astype(np.float32)) for name, array in arrays.items()}
     found = Arrays(columns, labels, [] if ids is None else [str(i) for i in ids.tolist()])
     for name, count in (("ids", len(found.ids) or found.rows), *((n, len(x)) for n, x in columns.items())):
         if count != found.rows:
-            raise ConfigError(f"{name!r} in {path} has {count:,} rows, {found.rows:,} are expected: align first.")
+            raise ConfigError(
+                f"expected {found.rows:,} rows of {name!r} in {path}, got {count:,}: align the rows first."
+            )
     if len(set(found.ids)) != len(found.ids):
-        raise ConfigError(f"'ids' in {path} are not all different: every row needs an id of its own.")
+        raise ConfigError(f"'ids' in {path} are not unique: every row needs a different id.")
     return found
 
 
 def classes_of(labels: Tensor) -> int:
-    """Return how many classes there are; 1 for targets that are not classes."""
+    """Return the number of classes; 1 for regression targets."""
     return int(labels.max()) + 1 if labels.dtype == torch.int64 else 1
 
 
 def npz(path: Path, seed: int = 0, validation: float = 0.15, test: float = 0.15) -> Dataset:
-    """Return the parties of one file: every array but `y` and `ids` is one."""
+    """Return the data set in one file: every array except `y` and `ids` is a party."""
     found = read(path)
     if found.labels is None or not found.columns:
         names = sorted(found.columns) + ["y"] * (found.labels is not None)
-        raise ConfigError(f"{path} holds {names}, but 'y' and one array for each party are expected.")
+        raise ConfigError(f"expected 'y' and one array per party in {path}, got {names}.")
     return _dataset(found.columns, found.labels, found.ids, (validation, test), seed)
 
 
 def npz_files(labels: Path, parties: Mapping[str, Path], seed: int, shares: tuple[float, float]) -> Dataset:
-    """Return the parties of one file each, `x` in every one, and the labels of another."""
-    held = read(labels)
-    if held.labels is None:
-        raise ConfigError(f"{labels} holds no labels: 'y' is expected.")
+    """Return a data set from one file with the labels, and one file per party with its columns in `x`."""
+    target = read(labels)
+    if target.labels is None:
+        raise ConfigError(f"expected labels as 'y' in {labels}, got none.")
     columns = {}
     for name, path in parties.items():
         found = read(path)
         columns[name] = own_columns(found, path)
-        if found.ids != held.ids:
-            raise ConfigError(f"{path} and {labels} list other ids, or in another order: align the tables first.")
-    return _dataset(columns, held.labels, held.ids, shares, seed)
+        if found.ids != target.ids:
+            raise ConfigError(f"{path} and {labels} have different ids or another order: align the tables first.")
+    return _dataset(columns, target.labels, target.ids, shares, seed)
 
 
 def own_columns(found: Arrays, path: Path) -> Tensor:
     """Return the columns in a party's own file."""
     if set(found.columns) != {"x"}:
-        raise ConfigError(f"{path} holds {sorted(found.columns)}, but a party's own file has its columns in 'x'.")
+        raise ConfigError(f"expected only the columns 'x' in a party's file {path}, got {sorted(found.columns)}.")
     return found.columns["x"]
 
 
 def _dataset(
     columns: dict[str, Tensor], labels: Tensor, ids: list[str], shares: tuple[float, float], seed: int
 ) -> Dataset:
-    train, valid, held = cut(list(columns), list(columns.values()), labels, shares, seed)
+    train, valid, test = cut(list(columns), list(columns.values()), labels, shares, seed)
     parts = cut_rows(len(labels), shares, seed)
     named = {split: [ids[i] for i in part.tolist()] for split, part in parts.items()} if ids else {}
-    return Dataset(list(columns), train, valid, held, classes_of(labels), ids=named)
+    return Dataset(list(columns), train, valid, test, classes_of(labels), ids=named)

@@ -1,4 +1,4 @@
-"""Where data sets live: the folder named by EFVFL_DATA, then the user's cache directory."""
+"""The location of data sets: the folder named by EFVFL_DATA, then the user's cache directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VARIABLE = "EFVFL_DATA"
 
 
 def cache() -> Path:
-    """Return our folder in the user's cache directory, which need not exist yet."""
+    """Return the efvfl folder in the user's cache directory; it need not exist yet."""
     if chosen := os.environ.get("XDG_CACHE_HOME"):
         base = Path(chosen)
     elif sys.platform == "darwin":
@@ -29,16 +29,16 @@ def cache() -> Path:
 
 
 def roots() -> list[Path]:
-    """Return the folders that are searched, in order."""
+    """Return the folders to search, in order."""
     chosen = os.environ.get(VARIABLE)
     return [Path(chosen).expanduser(), cache()] if chosen else [cache()]
 
 
 def find(relative: str, needed: Sequence[Sequence[str]] = ()) -> Path | None:
-    """Return the first place under the roots that holds this file or folder.
+    """Return the first path under the roots where this file or folder exists, or None.
 
-    `needed` is for folders: for each entry, one of its names must be a file in there. A folder that lacks one is passed
-    over, because a download may have been interrupted between two files.
+    `needed` is for folders: for each entry, one of its names must be a file in the folder. A folder that lacks one is
+    skipped, because a download may have been interrupted between two files.
     """
     for root in roots():
         path = root / relative
@@ -48,16 +48,16 @@ def find(relative: str, needed: Sequence[Sequence[str]] = ()) -> Path | None:
 
 
 def missing(name: str, relative: str) -> DataError:
-    """Return the error about a data set that is not here: it says how to get it."""
+    """Return the error about a missing data set; it says how to get it."""
     looked = " and ".join(str(root / relative) for root in roots())
     return DataError(
-        f"the data set {name!r} is not here (looked at {looked}). Run `efvfl data get {name}`, "
+        f"the data set {name!r} was not found (searched {looked}). Run `efvfl data get {name}`, "
         f"or set {VARIABLE} to the folder that has it."
     )
 
 
 def require(name: str, relative: str, needed: Sequence[Sequence[str]] = ()) -> Path:
-    """Return where a data set is, or say how to get it."""
+    """Return the path of a data set, or raise an error that says how to get it."""
     path = find(relative, needed)
     if path is None:
         raise missing(name, relative)
@@ -65,12 +65,12 @@ def require(name: str, relative: str, needed: Sequence[Sequence[str]] = ()) -> P
 
 
 def home() -> Path:
-    """Return the folder that new data is written to, made if need be."""
+    """Return the folder for new data; it is created if needed."""
     root = roots()[0]
-    remedy = f"Change or unset {VARIABLE}" if os.environ.get(VARIABLE) else f"Set {VARIABLE} to a folder of yours"
+    remedy = f"Change or unset {VARIABLE}" if os.environ.get(VARIABLE) else f"Set {VARIABLE} to a writable folder"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        # A folder without any write bit is meant to stay as it is, even where the administrator could write to it.
+        # A folder without any write permission bit is left unchanged, even if the superuser could write to it.
         if not root.stat().st_mode & 0o222:
             raise PermissionError("it is marked read-only")
         with tempfile.TemporaryFile(dir=root):
@@ -81,12 +81,12 @@ def home() -> Path:
 
 
 def write(path: Path, data: bytes, sha256: str | None = None) -> None:
-    """Put a file of a data set in its place, whole or not at all, if its checksum is right."""
-    came = hashlib.sha256(data).hexdigest()
-    if sha256 not in (None, came):
-        raise DataError(f"wrong checksum of {path.name}: sha256 {sha256} was expected, {came} came.")
+    """Write a file of a data set atomically, after verifying its checksum."""
+    actual = hashlib.sha256(data).hexdigest()
+    if sha256 not in (None, actual):
+        raise DataError(f"wrong checksum of {path.name}: expected sha256 {sha256}, got {actual}.")
     try:
         write_atomically(path, data)
     except (CheckpointError, OSError) as error:
-        said = f"cannot write {path}: {error.strerror}." if isinstance(error, OSError) else str(error)
-        raise DataError(f"{said} Free some space, or set {VARIABLE} to another folder.") from error
+        problem = f"cannot write {path}: {error.strerror}." if isinstance(error, OSError) else str(error)
+        raise DataError(f"{problem} Free some space, or set {VARIABLE} to another folder.") from error

@@ -1,4 +1,4 @@
-"""Small models by name, for files; in Python any torch module will do."""
+"""Models that run files can name; in Python any torch module can be used."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 def mlp(
     inputs: int, outputs: int, hidden: Sequence[int] = (), activation: str = "relu", last: str = "identity"
 ) -> nn.Module:
-    """Return linear layers with an activation between them, and one after the last.
+    """Return linear layers with an activation between them, and another one after the last layer.
 
-    `mlp(196, 16, last="sigmoid")` is the paper's shallow local model.
+    The module maps shape (rows, ...) with `inputs` numbers per row to (rows, outputs). The paper's shallow local model:
+
+    >>> mlp(196, 16, last="sigmoid")(torch.zeros(5, 196)).shape
+    torch.Size([5, 16])
     """
     for name in (activation, last):
         if name not in ACTIVATIONS:
@@ -40,15 +43,15 @@ def mlp(
 
 
 def imported(path: str, options: Mapping[str, Any]) -> nn.Module:
-    """Return `attribute(**options)` for a path 'package.module:attribute' of your own."""
+    """Return `attribute(**options)` for a user's path 'package.module:attribute'."""
     try:
         factory: Any = user_code.attribute(path)
-        made: object = factory(**options)
+        model: object = factory(**options)
     except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigError(f"cannot make the model {path!r} with {dict(options)}: {error}") from error
-    if not isinstance(made, nn.Module):
-        raise ConfigError(f"{path!r} gave a {type(made).__name__}, a torch.nn.Module is expected.")
-    return made
+        raise ConfigError(f"cannot create the model {path!r} with {dict(options)}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"expected {path!r} to return a torch.nn.Module, got a {type(model).__name__}.")
+    return model
 
 
 def seeded_model(key: int, make: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -> nn.Module:

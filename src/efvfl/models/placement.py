@@ -1,4 +1,4 @@
-"""Where a local model computes, and how precisely: a participant's own choice, which no other sees or must share.
+"""Device and precision of a local model: each participant's own choice, invisible to the others.
 
 Everything around the model (columns, memories, codecs, the fusion model) stays on the CPU.
 """
@@ -14,13 +14,13 @@ from efvfl.errors import ConfigError
 
 
 def find(name: str) -> torch.device:
-    """Return the device of that name; of several GPUs, a worker of a crew gets the one of its number."""
+    """Return the device of this name; a worker gets the GPU of its local rank."""
     if name == "cpu":
         return torch.device("cpu")
     found = {"cuda": torch.cuda, "mps": torch.backends.mps}[name]
     if not found.is_available():
         raise ConfigError(
-            f"device = {name!r} came, but torch finds none on this machine: install a build of torch for it, or set "
+            f"device = {name!r} is not available to torch on this machine: install a build of torch for it, or set "
             "device = 'cpu'."
         )
     if name == "mps":
@@ -29,10 +29,9 @@ def find(name: str) -> torch.device:
 
 
 def place(module: nn.Module, device: str = "cpu", precision: str = "float32") -> nn.Module:
-    """Have a module compute on a device, perhaps in bfloat16; it takes and gives tensors of the CPU as before.
+    """Return the module, changed to compute on a device, optionally in bfloat16; inputs and outputs stay on the CPU.
 
-    Parameters, gradients and what the module returns are float32 either way. A module that is to compute on the CPU in
-    float32 is left as it is.
+    Parameters, gradients and outputs are float32 in both precisions. With the CPU and float32 nothing changes.
     """
     if (device, precision) == ("cpu", "float32"):
         return module
@@ -41,11 +40,11 @@ def place(module: nn.Module, device: str = "cpu", precision: str = "float32") ->
     plain = module.to(place).forward
 
     def forward(x: Tensor) -> Tensor:
-        if place.type != "cpu":  # a device draws its dropout by itself: from the key of this pass, as the CPU does
+        if place.type != "cpu":  # seed the device's generator for dropout, like the CPU's, with the key of this pass
             getattr(torch, place.type).manual_seed(torch.initial_seed())
         with torch.autocast(place.type, torch.bfloat16, enabled=lower):
             h: Tensor = plain(x.to(place))
         return h.to("cpu", torch.float32 if lower else h.dtype)
 
-    module.forward = forward  # in place of a wrapper, which would give every parameter another name in checkpoints
+    module.forward = forward  # not a wrapper module, which would rename every parameter in checkpoints
     return module

@@ -1,4 +1,4 @@
-"""Models for encoded tables: a small network that looks up categories, and a linear one whose weights can be read."""
+"""Models for encoded tables: a small network with embeddings, and a linear one with interpretable weights."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from efvfl.models.mlp import mlp
 LEAST_HIDDEN, MOST_HIDDEN = 16, 128
 
 
-def look_up_width(levels: int) -> int:
-    """Return how many numbers stand for a category with so many levels: about the square root, 16 at most."""
+def embedding_width(levels: int) -> int:
+    """Return the embedding width of a category: the square root of its number of levels, rounded up, at most 16."""
     return min(16, ceil(sqrt(levels)))
 
 
 class TableModel(nn.Module):
-    """Linear layers over the numbers and what is looked up for each code."""
+    """Linear layers over the numbers and the embeddings of the codes."""
 
     def __init__(self, layout: Layout, width: int, hidden: Sequence[int], activation: str, last: str) -> None:
         super().__init__()
         self.layout = layout
-        self.tables = nn.ModuleList(nn.Embedding(levels, look_up_width(levels)) for levels in layout.codes)
+        self.tables = nn.ModuleList(nn.Embedding(levels, embedding_width(levels)) for levels in layout.codes)
         for table in self.tables:
             _zero_unseen(table)
         self.layers = mlp(inputs_of(layout), width, hidden, activation, last)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return representations, shape (rows, width), of encoded rows, shape (rows, layout.width)."""
-        looked_up = [table(codes) for table, codes in zip(self.tables, _codes(x, self.layout), strict=True)]
-        out: Tensor = self.layers(torch.cat([x[:, : self.layout.numbers], *looked_up], dim=1))
+        embedded = [table(codes) for table, codes in zip(self.tables, _codes(x, self.layout), strict=True)]
+        out: Tensor = self.layers(torch.cat([x[:, : self.layout.numbers], *embedded], dim=1))
         return out
 
 
 class LinearModel(nn.Module):
-    """A weighted sum of the numbers, plus the weights of each code: one weight for each name and output."""
+    """A weighted sum of the numbers plus a weight per code: one weight for each name and output."""
 
     def __init__(self, layout: Layout, width: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class LinearModel(nn.Module):
 def table_model(
     layout: Layout, width: int, hidden: Sequence[int] = (), activation: str = "relu", last: str = "sigmoid"
 ) -> TableModel:
-    """Return a network; without `hidden`, one hidden layer of 2 ** ceil(log2(inputs)), between 16 and 128."""
+    """Return a network; by default with one hidden layer of 2 ** ceil(log2(inputs)) units, between 16 and 128."""
     size = min(MOST_HIDDEN, max(LEAST_HIDDEN, 2 ** ceil(log2(inputs_of(layout)))))
     return TableModel(layout, width, tuple(hidden) or (size,), activation, last)
 
@@ -76,14 +76,14 @@ def linear_model(layout: Layout, width: int) -> LinearModel:
 
 
 def coefficients(model: nn.Module, encoder: Encoder) -> polars.DataFrame:
-    """Return the weights of a linear model: a row for each number and each level, a column for each output.
+    """Return the weights of a linear model: a row per number and level, a column per output.
 
-    Numbers and dates are in standard deviations of the training rows, so weights can be compared.
+    Numbers and dates are in standard deviations of the training rows, so the weights are comparable.
     """
     if not isinstance(model, LinearModel):
-        raise ConfigError(f"a {type(model).__name__} has no coefficients to show: a linear model is expected.")
+        raise ConfigError(f"expected a linear model, which has coefficients, got a {type(model).__name__}.")
     if model.layout != encoder.layout:
-        raise ConfigError("this model is for another encoder: its columns differ.")
+        raise ConfigError("expected the encoder of this model, got one with different columns.")
     coded = [c for c in encoder.columns if isinstance(c, Category) and c.embed]
     names = encoder.names[: encoder.layout.numbers] + [name for c in coded for name in c.level_names]
     parts = [model.weight, *(table.get_parameter("weight") for table in model.tables)]
@@ -92,17 +92,17 @@ def coefficients(model: nn.Module, encoder: Encoder) -> polars.DataFrame:
 
 
 def inputs_of(layout: Layout) -> int:
-    """Return how many numbers reach the first layer."""
-    return layout.numbers + sum(look_up_width(levels) for levels in layout.codes)
+    """Return the number of inputs of the first layer."""
+    return layout.numbers + sum(embedding_width(levels) for levels in layout.codes)
 
 
 def _codes(x: Tensor, layout: Layout) -> list[Tensor]:
-    """Return the codes of each category; one out of range is brought back into it."""
+    """Return the codes of each category, clamped to their range."""
     parts = x[:, layout.numbers :].unbind(1)
     return [part.round().clamp(0, levels - 1).long() for part, levels in zip(parts, layout.codes, strict=True)]
 
 
 @torch.no_grad()
 def _zero_unseen(table: nn.Module) -> None:
-    """Let a level that never trains add nothing, instead of whatever it was initialised with."""
+    """Set the weights of unseen levels, which are never trained, to zero."""
     table.get_parameter("weight")[0] = 0

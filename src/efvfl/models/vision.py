@@ -1,4 +1,4 @@
-"""Local models for images: the ResNet18 of the paper's CIFAR runs and two sizes of the per-view network of MVCNN."""
+"""Local models for images: the ResNet18 of the paper's CIFAR runs, and the per-view network of MVCNN in two sizes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def _norm(kind: Norm, channels: int) -> nn.Module:
         return nn.BatchNorm2d(channels)
     if kind == "group":
         return nn.GroupNorm(min(8, channels), channels)
-    raise ConfigError(f"norm = {kind!r} came, 'batch' or 'group' is expected.")
+    raise ConfigError(f"expected norm 'batch' or 'group', got {kind!r}.")
 
 
 class _Residual(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut."""
+    """A residual block: two 3 x 3 convolutions and a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -36,15 +36,15 @@ class _Residual(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), _norm(norm, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
+        """Return the output of the block."""
         y = F.relu(self.first_norm(self.first(x)))
         return F.relu(self.second_norm(self.second(y)) + self.shortcut(x))
 
 
 def resnet18(inputs: int, width: int, channels: int = 32, norm: Norm = "batch") -> nn.Module:
-    """Return ResNet18 for small images: a 3 x 3 stem of stride 1, no max-pooling, `channels` to 8 times as many.
+    """Return ResNet18 for small images: a 3 x 3 stem of stride 1, no max-pooling, `channels` to 8 * `channels`.
 
-    The paper's runs halve the channels of the usual one: 32, 64, 128, 256.
+    The paper's runs have half the usual channels: 32, 64, 128, 256.
     """
     sizes = [channels, channels, 2 * channels, 4 * channels, 8 * channels]
     layers: list[nn.Module] = [nn.Conv2d(inputs, channels, 3, 1, 1, bias=False), _norm(norm, channels), nn.ReLU()]
@@ -56,10 +56,10 @@ def resnet18(inputs: int, width: int, channels: int = 32, norm: Norm = "batch") 
 def mvcnn(
     shape: tuple[int, int, int], width: int, size: Literal["baseline", "small"] = "small", channels: int = 16
 ) -> nn.Module:
-    """Return the network of one view of shape (channels, height, width).
+    """Return the network for one view of shape (channels, height, width).
 
-    - `baseline`: that of C-VFL's code, for large views (convolution 11 x 11 of stride 4, then 3 x 3).
-    - `small`: for views of 32 x 32 (5 x 5 of stride 2, then 3 x 3), `channels` and twice as many.
+    - `baseline`: the network in C-VFL's code, for large views (convolution 11 x 11 of stride 4, then 3 x 3).
+    - `small`: for views of 32 x 32 (5 x 5 of stride 2, then 3 x 3), with `channels` and 2 * `channels`.
     """
     if size == "baseline":
         layers = [
@@ -80,7 +80,7 @@ def mvcnn(
             nn.MaxPool2d(2),
         ]
     else:
-        raise ConfigError(f"mvcnn's size = {size!r} came, 'baseline' or 'small' is expected.")
+        raise ConfigError(f"expected mvcnn's size 'baseline' or 'small', got {size!r}.")
     try:
         flat = nn.Sequential(*layers, nn.Flatten())(torch.zeros(1, *shape)).shape[1]
     except RuntimeError as error:

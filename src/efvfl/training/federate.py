@@ -22,7 +22,7 @@ from efvfl.core.methods import Method, svfl
 from efvfl.core.party import Party
 from efvfl.core.plan import Plan
 from efvfl.core.protection import Protection
-from efvfl.errors import ConfigError, shown, whole
+from efvfl.errors import ConfigError, describe, whole_number
 from efvfl.training import inputs
 from efvfl.training.federation import Federation
 from efvfl.training.inputs import Columns, Models
@@ -90,7 +90,9 @@ def federate(
         names=names,
         widths=widths,
         dtype=dtype,
-        batches=Batches(len(train.labels), whole("batch_size", batch_size), derive(seed, "batches"), batch_order),
+        batches=Batches(
+            len(train.labels), whole_number("batch_size", batch_size), derive(seed, "batches"), batch_order
+        ),
         method=method or svfl(),
         agreement=agreement or Agreement(),
         loss=losses.lookup(loss),
@@ -135,7 +137,7 @@ def model_width(model: nn.Module, features: Tensor, name: str) -> tuple[int, tor
         ) from error
     if not isinstance(h, Tensor):
         raise ConfigError(
-            f"the local model of {name!r} gives {shown(type(h))}, one tensor of shape (rows, width) is expected: put "
+            f"the local model of {name!r} gives {describe(type(h))}, one tensor of shape (rows, width) is expected: put "
             "it in a module that returns the part to send."
         )
     if h.dim() != 2 or len(h) != 1 or not h.shape[1]:
@@ -182,7 +184,7 @@ def _try_out(split: Split, models: Sequence[nn.Module], fusion: Fusion, loss: Lo
             f"the head or the loss {loss.name!r} does not fit representations and labels: {_ended(error)}{shape}"
         ) from error
     if not isinstance(found, Tensor) or found.dim():
-        came = tuple(found.shape) if isinstance(found, Tensor) else shown(found)
+        came = tuple(found.shape) if isinstance(found, Tensor) else describe(found)
         raise ConfigError(f"the loss {loss.name!r} gives {came}, but one number, the mean over rows, is expected.")
 
 

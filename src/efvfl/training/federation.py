@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from efvfl.core.fusion import Fusion
 from efvfl.core.party import Party
 from efvfl.core.server import Server
-from efvfl.errors import CheckpointError, EfvflError, whole
+from efvfl.errors import CheckpointError, EfvflError, whole_number
 from efvfl.training import inputs, measure
 from efvfl.training.driver import Driver
 from efvfl.training.inputs import Columns
@@ -79,7 +79,7 @@ class Federation:
         Nothing is trained before records are asked for: loop over them, or call `fit`. The full gradient and the
         distortion cost about as much as an epoch: `gradient=False` leaves them out.
         """
-        epochs, observe_every = whole("epochs", epochs, 0), whole("observe_every", observe_every, 1)
+        epochs, observe_every = whole_number("epochs", epochs, 0), whole_number("observe_every", observe_every, 1)
         schedule = Schedule(self.server.batches.per_epoch, epochs, observe_every, self.window)
         return self.driver.run(schedule, lambda: self._observe(gradient))
 

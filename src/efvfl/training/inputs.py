@@ -17,7 +17,7 @@ from efvfl.core.agreement import Agreement
 from efvfl.core.block import Optimizer
 from efvfl.core.methods import Method
 from efvfl.core.protection import Protection
-from efvfl.errors import ConfigError, nearest, shown, whole
+from efvfl.errors import ConfigError, describe, nearest, whole_number
 from efvfl.training.measure import Split
 
 Columns = Mapping[str, Any] | Sequence[Any]  # a table of numbers for each party
@@ -54,7 +54,7 @@ def columns(features: Columns) -> dict[str, Tensor]:
         raise ConfigError("no parties came: give the columns of each, as [x1, x2] or {'bank': x1, 'telco': x2}.")
     for name in tables:
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"{shown(name)} came as the name of a party, a text that is not empty is expected.")
+            raise ConfigError(f"{describe(name)} came as the name of a party, a text that is not empty is expected.")
     return {name: _numbers(table, f"columns of {name!r}") for name, table in tables.items()}
 
 
@@ -62,7 +62,7 @@ def _numbered(features: Any, what: str = "features") -> dict[str, Any]:
     one_table = isinstance(features, Tensor | np.ndarray) or hasattr(features, "to_numpy")
     if one_table or isinstance(features, str) or not isinstance(features, Iterable):
         raise ConfigError(
-            f"{what} = {shown(features)} came, but each party has a table of its own: give a list [x1, x2], or "
+            f"{what} = {describe(features)} came, but each party has a table of its own: give a list [x1, x2], or "
             "{'bank': x1, 'telco': x2}; of one party [x]."
         )
     return {f"party{k}": x for k, x in enumerate(features, start=1)}
@@ -97,7 +97,7 @@ def held_out(pair: Any, names: list[str], train: Split, what: str) -> Split | No
     if pair is None:
         return None
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise ConfigError(f"{what} = {shown(pair)} came, two things are expected: {what}=(features, labels).")
+        raise ConfigError(f"{what} = {describe(pair)} came, two things are expected: {what}=(features, labels).")
     target = targets(pair[1], f"{what} labels")
     if not len(target):
         return None
@@ -163,7 +163,7 @@ def modules(models: Any, names: list[str]) -> list[nn.Module]:
         models = [models[name] for name in names]
     single = isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList)
     if single or not isinstance(models, Iterable):
-        raise ConfigError(f"models = {shown(models)} came, a list is expected, one for each of {names}.")
+        raise ConfigError(f"models = {describe(models)} came, a list is expected, one for each of {names}.")
     found = list(models)
     if len(found) != len(names):
         raise ConfigError(f"{len(names)} parties need {len(names)} local models, but {len(found)} came.")
@@ -175,7 +175,7 @@ def modules(models: Any, names: list[str]) -> list[nn.Module]:
 def check_module(module: object, what: str) -> None:
     """Refuse what torch cannot train."""
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"{shown(module)} came as {what}, a torch module is expected, such as nn.Linear(8, 2).")
+        raise ConfigError(f"{describe(module)} came as {what}, a torch module is expected, such as nn.Linear(8, 2).")
 
 
 CALLS: dict[str, tuple[type, str]] = {
@@ -191,18 +191,18 @@ def check_settings(**settings: object) -> None:
     for name, value in settings.items():
         kind, call = CALLS[name]
         if value is not None and not isinstance(value, kind):
-            raise ConfigError(f"{name} = {shown(value)} came. Write {call}.")
+            raise ConfigError(f"{name} = {describe(value)} came. Write {call}.")
 
 
 def seeds(seed: object, private: object, names: list[str]) -> dict[str, int]:
     """Return the seed of every party, and of the server under ''."""
-    everyones = whole("seed", seed)
+    everyones = whole_number("seed", seed)
     if not isinstance(private, Mapping | None):
-        raise ConfigError(f"private_seeds = {shown(private)} came, a dict is expected, such as {{'{names[0]}': 3}}.")
+        raise ConfigError(f"private_seeds = {describe(private)} came, a dict is expected, such as {{'{names[0]}': 3}}.")
     for name in private or {}:
         if name not in ("", *names):
             raise ConfigError(
                 f"private_seeds has {name!r}, which is not a party (nor '', the server). {nearest(str(name), names)}"
             )
-    own = {name: whole(f"private_seeds[{name!r}]", value) for name, value in (private or {}).items()}
+    own = {name: whole_number(f"private_seeds[{name!r}]", value) for name, value in (private or {}).items()}
     return {name: own.get(name, everyones) for name in ("", *names)}

@@ -1,1 +1,1 @@
-"""What everything else uses: randomness, files, states on disk, compiled kernels."""
+"""Utilities: randomness, files, saved states, compiled kernels."""

@@ -1,6 +1,6 @@
-"""States on disk: tensors as safetensors, everything else as JSON beside them in the same file. Never pickle.
+"""Saved states: tensors as safetensors, everything else as JSON in the same file. Pickle is never used.
 
-A file is written next to its place, flushed to the disk and renamed: a crash leaves the old one or the new one.
+A file is written under a temporary name, flushed to disk and renamed, so a crash leaves the old or the new version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from efvfl.errors import CheckpointError
 from efvfl.util.files import write_atomically
 
-# The names that safetensors has for dtypes, in the order in which it writes them: an aligned file reads faster.
+# safetensors' names of dtypes, in the order in which it writes them: an aligned file reads faster.
 _DTYPES = {
     torch.uint64: "U64",
     torch.int64: "I64",
@@ -38,7 +38,7 @@ _DTYPES = {
 
 
 def _strip(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Replace what JSON cannot say by a tagged list; plain lists are tagged too, so that nothing is ambiguous."""
+    """Replace values that JSON cannot represent by tagged lists; plain lists are tagged too, to avoid ambiguity."""
     match value:
         case Tensor():
             tensors[str(len(tensors))] = value.detach().contiguous()
@@ -58,10 +58,11 @@ def _strip(value: Any, tensors: dict[str, Tensor]) -> Any:
             return ["tuple", [_strip(v, tensors) for v in value]]
         case None | bool() | int() | float() | str():
             return value
-    raise CheckpointError(f"a state holds a {type(value).__name__}, which cannot be saved.")
+    raise CheckpointError(f"a state contains a {type(value).__name__}, which cannot be saved.")
 
 
 def _restore(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return the value that `_strip` was given."""
     if not isinstance(value, list):
         return value
     match value:
@@ -77,11 +78,11 @@ def _restore(value: Any, tensors: dict[str, Tensor]) -> Any:
             return [_restore(v, tensors) for v in items]
         case ["tuple", list(items)]:
             return tuple(_restore(v, tensors) for v in items)
-    raise CheckpointError(f"a checkpoint holds an entry of unknown form: {str(value)[:80]}")
+    raise CheckpointError(f"a checkpoint contains an entry of unknown form: {str(value)[:80]}")
 
 
 def _header(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
-    """Return what comes before the tensors in a file of safetensors: the size of a table, and the table."""
+    """Return the header of a safetensors file: the size of the table of tensors, then the table."""
     table: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name, tensor in tensors.items():
@@ -93,12 +94,12 @@ def _header(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
 
 
 def _pieces(state: dict[str, Any]) -> list[bytes | memoryview]:
-    """Return a state as the pieces of its file: tensors as they lie, because a copy of a large one might not fit."""
+    """Return a state as the pieces of its file, tensors without a copy: a copy of a large one might not fit."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_strip(state, tensors))
     for tensor in tensors.values():
         if tensor.dtype not in _DTYPES:
-            raise CheckpointError(f"a state holds a tensor of {tensor.dtype}, which cannot be saved.")
+            raise CheckpointError(f"a state contains a tensor of {tensor.dtype}, which cannot be saved.")
     order = list(_DTYPES)
     tensors = dict(sorted(tensors.items(), key=lambda item: (order.index(item[1].dtype), item[0])))
     header = _header(tensors, {"efvfl": "1", "tree": tree})
@@ -106,24 +107,28 @@ def _pieces(state: dict[str, Any]) -> list[bytes | memoryview]:
 
 
 def to_bytes(state: dict[str, Any]) -> bytes:
-    """Return a state as the bytes of its file."""
+    """Return a state as the bytes of its file.
+
+    >>> from_bytes(to_bytes({"step": 3, "weights": (1.0, 2.0)}))
+    {'step': 3, 'weights': (1.0, 2.0)}
+    """
     return b"".join(_pieces(state))
 
 
 def from_bytes(data: bytes) -> Any:
     """Return the state that `to_bytes` was given."""
-    size = int.from_bytes(data[:8], "little")  # of the header, which safetensors' own reader of bytes keeps to itself
+    size = int.from_bytes(data[:8], "little")  # of the header, which safetensors.torch.load does not return
     tree = json.loads(data[8 : 8 + size])["__metadata__"]["tree"]
     return _restore(json.loads(tree), safetensors.torch.load(data))
 
 
 def save(path: Path | str, state: dict[str, Any]) -> None:
-    """Write a state."""
+    """Write a state to a file."""
     write_atomically(Path(path), *_pieces(state))
 
 
 def load(path: Path | str) -> dict[str, Any]:
-    """Read what `save` wrote."""
+    """Return the state that `save` wrote."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -135,8 +140,8 @@ def load(path: Path | str) -> dict[str, Any]:
         raise
     except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
         raise CheckpointError(
-            f"cannot read the checkpoint {path}: {error}. Start again or name another file."
+            f"cannot read the checkpoint {path}: {error}. Start from the beginning or name another file."
         ) from error
     if not isinstance(state, dict):
-        raise CheckpointError(f"{path} does not hold a state.")
+        raise CheckpointError(f"{path} does not contain a state.")
     return state

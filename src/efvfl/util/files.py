@@ -1,4 +1,4 @@
-"""Files that a crash leaves as they were or as they should be: written beside their place, flushed, then renamed."""
+"""Atomic writes: a file is written under a temporary name, flushed to disk, then renamed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from efvfl.errors import CheckpointError
 
 
 def write_atomically(path: Path, *pieces: bytes | memoryview) -> None:
-    """Put these bytes at `path` so that no crash leaves half of them."""
+    """Write these bytes to `path`; after a crash the file is either the old one or complete."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -23,12 +23,12 @@ def write_atomically(path: Path, *pieces: bytes | memoryview) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-        raise CheckpointError(f"cannot write {path}: {error}. What was there before is untouched.") from error
+        raise CheckpointError(f"cannot write {path}: {error}. The previous file is unchanged.") from error
     sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make new names in a folder outlive a power failure."""
+    """Flush a folder to disk, so that new file names survive a power failure."""
     try:
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""The one door to numba, so that compiled kernels keep their types."""
+"""Compiled kernels: the only module that imports numba, so that kernels keep their types."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Kernel = TypeVar("Kernel", bound=Callable[..., object])
 
 
 def kernel(function: Kernel) -> Kernel:
-    """Compile a loop over arrays to machine code at its first call, and keep the result on disk for the next process.
+    """Compile a loop over arrays to machine code at its first call, and cache the result on disk.
 
-    The interpreter lock is released while a kernel runs. Division is numpy's: no hidden exceptions.
+    The interpreter lock is released while a kernel runs. Division follows numpy: no exceptions.
     """
     compiled = partial(numba.njit, nogil=True, error_model="numpy")
     try:
         return cast(Kernel, compiled(cache=True)(function))
-    except RuntimeError:  # neither the package's folder nor a home can be written: a hardened service, say
+    except RuntimeError:  # no writable cache directory, for example in a hardened service
         return cast(Kernel, compiled()(function))

@@ -1,8 +1,8 @@
 """Counter-based randomness: every draw is a pure function of a key and a position.
 
-No generator is carried along, so no result depends on what ran before, a run resumes anywhere, and two organisations
-agree on a batch without talking. The derivations here are fixed for good (docs/wire.md): torch's and numpy's own
-streams may change between versions, and then two organisations would train on different rows.
+There is no generator state, so no result depends on what ran before, a run can resume anywhere, and two organisations
+agree on a batch without communicating. The derivations never change (docs/wire.md): the random streams of torch and
+numpy may change between versions, and then two organisations would train on different rows.
 """
 
 from __future__ import annotations
@@ -23,19 +23,23 @@ _ROUNDS = 6
 
 
 def derive(seed: int, *names: str | int) -> int:
-    """Return a 64-bit key for a named purpose: the first 8 bytes of BLAKE2b over the seed and the names."""
+    """Return a 64-bit key for a named purpose: the first 8 bytes of BLAKE2b over the seed and the names.
+
+    >>> derive(0, "batches") == derive(0, "batches"), derive(0, "batches") == derive(0, "split")
+    (True, False)
+    """
     text = "\x1f".join(str(part) for part in (seed, *names))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def at_step(key: int, step: int) -> int:
-    """Return the key of one step, a cheap bijection of both so that no two steps share a key."""
+    """Return the key of one step; different steps have different keys."""
     return (key + (step + 1) * 0x9E3779B97F4A7C15) & _MASK
 
 
 @kernel
 def mix(value: np.uint64) -> np.uint64:
-    """Scramble 64 bits (the finaliser of SplitMix64)."""
+    """Return the finaliser of SplitMix64 of 64 bits."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
@@ -43,7 +47,7 @@ def mix(value: np.uint64) -> np.uint64:
 
 @kernel
 def uniform(key: np.uint64, position: np.uint64) -> float:
-    """Return the draw from [0, 1) that belongs to this key and position, with 53 random bits."""
+    """Return a uniform draw from [0, 1) as a function of key and position, with 53 random bits."""
     bits = mix(mix(key) + position * np.uint64(0x9E3779B97F4A7C15))
     return float(bits >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
@@ -56,7 +60,7 @@ def _permute(key: np.uint64, size: int, start: int, out: NDArray[np.int64]) -> N
     mask = (np.uint64(1) << half) - np.uint64(1)
     for i in range(out.size):
         value = np.uint64(start + i)
-        while True:  # walk the cycle until it comes back inside [0, size): at most four tries on average
+        while True:  # walk the cycle until it returns to [0, size): at most four tries on average
             left, right = value >> half, value & mask
             for turn in range(_ROUNDS):
                 left, right = right, left ^ (mix(key + (np.uint64(turn) << np.uint64(58)) + right) & mask)
@@ -67,27 +71,30 @@ def _permute(key: np.uint64, size: int, start: int, out: NDArray[np.int64]) -> N
 
 
 def permutation(key: int, size: int, start: int, stop: int) -> NDArray[np.int64]:
-    """Return places `start` to `stop` of the keyed permutation of 0..size-1, at a cost of O(stop - start).
+    """Return entries `start` to `stop` of the keyed permutation of 0..size-1, at a cost of O(stop - start).
 
-    A Feistel network over the smallest even number of bits that holds `size`, six rounds, cycle-walked. It never builds
-    the other size - (stop - start) places, so the cost of a batch does not grow with the data.
+    The permutation is a Feistel network of six rounds over the smallest even number of bits that holds `size`, with
+    cycle walking. The other entries are never computed, so the cost of a batch does not grow with the data.
+
+    >>> sorted(permutation(7, 5, 0, 5).tolist())
+    [0, 1, 2, 3, 4]
     """
     out = np.empty(stop - start, dtype=np.int64)
     _permute(np.uint64(key), size, start, out)
     return out
 
 
-_TURN = threading.RLock()
+_LOCK = threading.RLock()
 
 
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
-    """Run a forward pass with torch's generator set to `key`, and put the generator back as it was.
+    """Seed torch's default generator with `key` inside this context, and restore its state afterwards.
 
-    There is one such generator in a process, so threads take turns: parties may run in threads of one process.
+    A process has one such generator, so threads take turns: parties may run in threads of one process.
     """
     generator = torch.default_generator
-    with _TURN:
+    with _LOCK:
         state = generator.get_state()
         generator.manual_seed(key & (_MASK >> 1))
         try:

@@ -1,1 +1,1 @@
-"""What travels: packets, messages, and a count of their bytes."""
+"""The wire format: packets, messages, and a ledger of their bytes."""

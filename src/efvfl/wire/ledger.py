@@ -1,4 +1,4 @@
-"""What was really sent: bytes by direction, party and kind, counted as `len(message.to_bytes())`, every copy."""
+"""Bytes sent, by direction, party and kind, counted as `len(message.to_bytes())` for every copy."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ Direction = Literal["up", "down"]  # up: from a party to the server
 
 
 class Ledger:
-    """Counts messages. The fusion model's share of an answer, and a digest's of a report, are counted apart."""
+    """Counts the bytes of messages. Fusion models in answers and digests in reports are counted separately."""
 
     def __init__(self) -> None:
-        """Start at zero."""
+        """Start with all counts at zero."""
         self.bytes: dict[tuple[Direction, str, str], int] = defaultdict(int)
 
     def record(self, direction: Direction, party: str, message: Message, size: int | None = None) -> None:
-        """Count a message that is sent to or by `party`; its size may be given."""
+        """Count a message sent to or by `party`; pass `size` if it is already known."""
         size = message.size if size is None else size
-        aside = sum(length(0) + packet.size for packet in message.packets.get(0, ()))
-        if aside:
-            self.bytes[direction, party, "digest" if direction == "up" else "fusion"] += aside
-        self.bytes[direction, party, message.kind.name.lower()] += size - aside
+        separate = sum(length(0) + packet.size for packet in message.packets.get(0, ()))
+        if separate:
+            self.bytes[direction, party, "digest" if direction == "up" else "fusion"] += separate
+        self.bytes[direction, party, message.kind.name.lower()] += size - separate
 
     def total(self, direction: Direction, party: str | None = None) -> int:
-        """Return the bytes in one direction, of one party or of all."""
+        """Return the bytes in one direction, of one party or of all parties."""
         return sum(n for (d, p, _), n in self.bytes.items() if d == direction and party in (None, p))
 
     def table(self) -> dict[str, dict[str, dict[str, int]]]:
-        """Return bytes as {direction: {party: {kind: bytes}}}, sorted."""
+        """Return the counts as {direction: {party: {kind: bytes}}}, sorted."""
         out: dict[str, dict[str, dict[str, int]]] = {}
         for (direction, party, kind), count in sorted(self.bytes.items()):
             out.setdefault(direction, {}).setdefault(party, {})[kind] = count
         return out
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts."""
+        """Return the counts for a checkpoint."""
         return {"bytes": [[*key, count] for key, count in sorted(self.bytes.items())]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from saved counts."""
+        """Continue from saved counts."""
         self.bytes.clear()
         for direction, party, kind, count in state["bytes"]:
             self.bytes[direction, party, kind] = int(count)

@@ -1,4 +1,4 @@
-"""A message: the packets that one participant sends another at one step. Layout: docs/wire.md."""
+"""A message: the packets that one participant sends to another in one step. Layout: docs/wire.md."""
 
 from __future__ import annotations
 
@@ -29,33 +29,37 @@ def rows_block(parties: int) -> int:
 
 
 class Kind(IntEnum):
-    """Every kind of message there is, with its code on the wire."""
+    """The kinds of messages, with their codes on the wire."""
 
     BEGIN = 0  # server to party: report on this step
     REPORT = 1  # party to server: the compressed change of its representation
-    COTANGENT = 2  # server to party, private labels: the derivative of the loss by its representation
+    COTANGENT = 2  # server to party, private labels: the gradient of the loss with respect to its representation
     RELAY = 3  # server to party, shared labels: the other parties' reports, and the fusion model if it is sent
     AGGREGATE = 4  # server to party, shared labels: the combined representations, and the fusion model if it is sent
-    READY = 5  # party to server: learnt, and holding as asked
-    SYNC = 6  # server to party that was away: at which step to go on, and surrogates as the server has them
+    READY = 5  # party to server: the step is done, and the party waits as requested
+    SYNC = 6  # server to a party that was absent: the step to continue at, and the server's copy of its surrogate
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one participant sends another at one step: packets by block number.
+    """The packets that one participant sends to another in one step, by block number.
 
-    A block holds one packet, or two where some rows are reported for the first time and exactly.
+    A block has one packet, or two if some rows are reported for the first time and therefore exactly.
+
+    >>> message = Message(Kind.BEGIN, step=3)
+    >>> Message.from_bytes(message.to_bytes()) == message, message.size
+    (True, 6)
     """
 
     kind: Kind
     step: int
     packets: Mapping[int, tuple[Packet, ...]] = field(default_factory=dict)
-    hold: bool = False  # learn from this, then wait: do not report on the next step yet
+    hold: bool = False  # update the model, then wait: do not report on the next step yet
 
     @property
     def size(self) -> int:
-        """The length of `to_bytes()`, without making it: what travels within a process is counted, not copied."""
-        packets = sum(length(block) + packet.size for block, held in self.packets.items() for packet in held)
+        """The length of `to_bytes()`, computed without encoding: messages within a process are counted, not copied."""
+        packets = sum(length(block) + packet.size for block, group in self.packets.items() for packet in group)
         return len(MAGIC) + 2 + length(self.step) + length(sum(map(len, self.packets.values()))) + packets
 
     def to_bytes(self) -> bytes:
@@ -68,30 +72,32 @@ class Message:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Message:
-        """Read a message that fills `data`."""
+        """Return the message encoded in `data`, which must contain nothing else."""
         reader = Reader(data)
         magic = reader.take(2, "a message's first two bytes")
         if magic != MAGIC:
-            raise WireError(f"a message starts with {MAGIC!r}, but {magic!r} came: is the peer an efvfl participant?")
+            raise WireError(
+                f"expected a message to start with {MAGIC!r}, got {magic!r}: is the peer an efvfl participant?"
+            )
         version = reader.byte("a message's version")
         if version != VERSION:
             raise WireError(
-                f"wire version {version} came, this efvfl speaks {VERSION}: install the same release at both."
+                f"expected wire version {VERSION}, got {version}: install the same release of efvfl on both sides."
             )
         code = reader.byte("a message's kind")
         if code >> 1 > max(Kind):
-            raise WireError(f"message kind {code >> 1} came, but only 0 to {max(Kind)} exist.")
+            raise WireError(f"expected a message kind from 0 to {max(Kind)}, got {code >> 1}.")
         step = reader.number("a message's step")
         count = reader.number("a message's number of packets")
         if count > MAX_PACKETS:
-            raise WireError(f"{count:,} packets in one message, at most {MAX_PACKETS:,} are expected.")
+            raise WireError(f"expected at most {MAX_PACKETS:,} packets in one message, got {count:,}.")
         packets: dict[int, list[Packet]] = {}
         last = 0
         for _ in range(count):
             block = reader.number("a packet's block")
             if block < last:
-                raise WireError(f"block {block} follows block {last}: blocks come in increasing order.")
+                raise WireError(f"expected blocks in increasing order, got block {block} after block {last}.")
             packets.setdefault(block, []).append(Packet.read(reader))
             last = block
         reader.end("message")
-        return cls(Kind(code >> 1), step, {block: tuple(held) for block, held in packets.items()}, bool(code & 1))
+        return cls(Kind(code >> 1), step, {block: tuple(group) for block, group in packets.items()}, bool(code & 1))

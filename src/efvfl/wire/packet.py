@@ -1,7 +1,7 @@
-"""What travels: a `Packet` is one compressed block, a `Message` is the packets of one step. Layout: docs/wire.md.
+"""Packets: a `Packet` is one compressed block, a `Message` is the packets of one step. Layout: docs/wire.md.
 
-Both are immutable and self-describing, and each value has exactly one encoding: bytes that are accepted give the same
-bytes again. Bytes come from another organisation, so every length is checked before it is believed.
+Both are immutable and self-describing, and each value has exactly one encoding: accepted bytes encode to the same bytes
+again. The bytes come from another organisation, so every length is checked before it is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from efvfl.errors import WireError
 
 MAX_DIMENSIONS: Final = 4
 
-# What a block may hold, by its code on the wire.
+# The dtypes of blocks, by their codes on the wire.
 DTYPES: Final[tuple[np.dtype[np.generic], ...]] = (np.dtype("<f4"), np.dtype("<f8"), np.dtype("u1"))
 _DTYPE_CODES: Final = {dtype: code for code, dtype in enumerate(DTYPES)}
 
@@ -40,7 +40,7 @@ class Reader:
         end = self.place + count
         if end > len(self.data):
             left = len(self.data) - self.place
-            raise WireError(f"{what} takes {count:,} bytes but {left:,} are left: the bytes were cut short or altered.")
+            raise WireError(f"expected {count:,} bytes for {what}, got {left:,}: the bytes were cut short or altered.")
         piece = self.data[self.place : end]
         self.place = end
         return piece
@@ -49,12 +49,12 @@ class Reader:
         """Return the next byte."""
         place = self.place
         if place >= len(self.data):
-            self.take(1, what)  # which says what is missing
+            self.take(1, what)  # raises the error
         self.place = place + 1
         return self.data[place]
 
     def number(self, what: str) -> int:
-        """Return a LEB128 number below 2^63, refusing any but its shortest form."""
+        """Return a LEB128 number below 2^63; only its shortest form is accepted."""
         value = self.byte(what)
         if value < 0x80:
             return value
@@ -64,18 +64,22 @@ class Reader:
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 if byte == 0:
-                    raise WireError(f"{what} is written in more bytes than it needs: the encoding is not canonical.")
+                    raise WireError(f"{what} uses more bytes than it needs: the encoding is not canonical.")
                 return value
         raise WireError(f"{what} does not fit in 63 bits.")
 
     def end(self, what: str) -> None:
-        """Refuse bytes after the last field."""
+        """Raise an error if any bytes are left."""
         if self.place != len(self.data):
-            raise WireError(f"{len(self.data) - self.place:,} bytes follow the end of the {what}.")
+            raise WireError(f"expected the end of the {what}, got {len(self.data) - self.place:,} more bytes.")
 
 
 def number(value: int) -> bytes:
-    """Write a number below 2^63 as LEB128: seven bits a byte, lowest first."""
+    r"""Return a number below 2^63 as LEB128: seven bits per byte, lowest first.
+
+    >>> number(300)
+    b'\xac\x02'
+    """
     if value < 0x80:
         return bytes((value,))
     out = bytearray()
@@ -87,34 +91,39 @@ def number(value: int) -> bytes:
 
 
 def length(value: int) -> int:
-    """Return how many bytes `number` writes."""
+    """Return the length of `number(value)` in bytes."""
     return 1 if value < 0x80 else -(-value.bit_length() // 7)
 
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """One block as its compressor left it: `decode(packet)` needs nothing else."""
+    """One compressed block: everything that `decode(packet)` needs.
 
-    codec: int  # which compressor's decoder reads the body
+    >>> packet = Packet(codec=0, dtype=np.dtype("<f4"), shape=(2,), body=np.float32([1, 2]).tobytes())
+    >>> Packet.from_bytes(packet.to_bytes()) == packet, packet.size
+    (True, 12)
+    """
+
+    codec: int  # the code of the compressor that decodes the body
     dtype: np.dtype[np.generic]  # of the block, not of the body
     shape: tuple[int, ...]  # of the block
     body: bytes
-    # The decoded block, kept by the first decode: both ends and every relay in one process read the same packet.
+    # Set by the first decode, because both ends and every relay within one process decode the same packet.
     decoded: Array | None = field(default=None, compare=False, repr=False)
 
     @property
     def entries(self) -> int:
-        """Number of entries of the block."""
+        """The number of entries of the block."""
         return prod(self.shape)
 
     def header(self) -> bytes:
-        """Bytes before the body: codec, dtype and number of dimensions in one byte, dimensions, body length."""
+        """Return the bytes before the body: codec, dtype and number of dimensions, dimensions, length of the body."""
         start = bytes((self.codec, _DTYPE_CODES[self.dtype] << 4 | len(self.shape)))
         return start + b"".join(map(number, self.shape)) + number(len(self.body))
 
     @property
     def size(self) -> int:
-        """The length of `to_bytes()`, without making it."""
+        """The length of `to_bytes()`, computed without encoding."""
         return 2 + sum(map(length, self.shape)) + length(len(self.body)) + len(self.body)
 
     def to_bytes(self) -> bytes:
@@ -123,7 +132,7 @@ class Packet:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Packet:
-        """Read one packet that fills `data`."""
+        """Return the packet encoded in `data`, which must contain nothing else."""
         reader = Reader(data)
         packet = cls.read(reader)
         reader.end("packet")
@@ -131,16 +140,16 @@ class Packet:
 
     @classmethod
     def read(cls, reader: Reader) -> Packet:
-        """Read one packet. The body is looked at only when it is decoded."""
+        """Read one packet. The body is not checked until it is decoded."""
         codec = reader.byte("a packet's codec")
         layout = reader.byte("a packet's dtype and number of dimensions")
         code, dimensions = layout >> 4, layout & 15
         if code >= len(DTYPES):
-            raise WireError(f"dtype code {code} came, but only 0 to {len(DTYPES) - 1} exist.")
+            raise WireError(f"expected a dtype code from 0 to {len(DTYPES) - 1}, got {code}.")
         if dimensions > MAX_DIMENSIONS:
-            raise WireError(f"a block of {dimensions} dimensions came, at most {MAX_DIMENSIONS} are expected.")
+            raise WireError(f"expected a block of at most {MAX_DIMENSIONS} dimensions, got {dimensions}.")
         shape = tuple(reader.number("a packet's shape") for _ in range(dimensions))
-        if prod(max(side, 1) for side in shape) >= 1 << 48:  # an empty block too has to be an array
-            raise WireError(f"a block of shape {shape} came, which no machine holds.")
+        if prod(max(side, 1) for side in shape) >= 1 << 48:  # also for an empty block, which becomes an array too
+            raise WireError(f"expected a block of fewer than 2^48 entries, got shape {shape}.")
         size = reader.number("a packet's body length")
         return cls(codec, DTYPES[code], shape, reader.take(size, "a packet's body"))

@@ -37,11 +37,11 @@ def test_a_harmless_column_has_no_warning() -> None:
         ([3] * ROWS, "constant: "),
         ([3] * 99 + [4], r"nearly constant: 99\.0%"),
         (["a"] * 99 + [None], "constant: "),
-        (list(range(1000, 1000 + ROWS)), "every value is another"),
+        (list(range(1000, 1000 + ROWS)), "all values are different"),
         (LABEL, "equal to the label"),
         ([float(y) for y in LABEL], "equal to the label"),
-        ([7 - 3 * y for y in LABEL], "tells the label exactly"),
-        (["yes" if y else "no" for y in LABEL], "tells the label exactly"),
+        ([7 - 3 * y for y in LABEL], "determines the label exactly"),
+        (["yes" if y else "no" for y in LABEL], "determines the label exactly"),
         ([i + 1000.0 * y for i, y in enumerate(LABEL)], "separates the two labels"),
         ([i - 1000.0 * y for i, y in enumerate(LABEL)], "separates the two labels"),
         ([date(2020, 1, 1) + timedelta(days=i + 1000 * y) for i, y in enumerate(LABEL)], "separates the two labels"),
@@ -65,7 +65,7 @@ def test_many_levels_are_said() -> None:
     [
         ([None] * ROWS, "no value"),
         ([f"{i}" for i in range(ROWS)], "looks like an id"),
-        ([[1]] * ROWS, "no model takes"),
+        ([[1]] * ROWS, "expected numbers, dates or strings in column"),
     ],
 )
 def test_what_training_would_refuse_is_said_in_its_words(values: list[object], complaint: str) -> None:
@@ -78,7 +78,7 @@ def test_what_training_would_refuse_is_said_in_its_words(values: list[object], c
 def test_a_number_that_follows_a_number_to_predict_is_said() -> None:
     label = [float(i * i) for i in range(ROWS)]
     for values in ([3.0 * y + 1 for y in label], [-y for y in label]):
-        assert "tells the label exactly" in found(list(values), list(label)).warnings[0]
+        assert "determines the label exactly" in found(list(values), list(label)).warnings[0]
     assert found([((i * 37) % 101) / 7 for i in range(ROWS)], list(label)).warnings == ()
 
 
@@ -125,7 +125,7 @@ def test_the_command_prints_ids_columns_and_warnings(tmp_path: Path) -> None:
     path.write_text(f"id,bad,paid [late],x\n{rows},0,0,1\n", encoding="utf-8")
     text = printed(path, "id", "bad")
     assert "101 rows, 4 columns" in text
-    assert "100 of 101 rows have an id of their own; 1 without an id" in text
+    assert "100 of 101 rows have a unique id; 1 without an id" in text
     assert "no: the label" in text
     assert "paid [late]: equal to the label" in text
     assert "0 to 88" in text
@@ -143,6 +143,6 @@ def test_the_credit_table_is_clean() -> None:
     if not folder:
         pytest.skip("EFVFL_DATA does not name the folder of shared data")
     text = printed(Path(folder) / "credit" / "default_credit_hetero_guest.csv.gz", "id", "y")
-    assert "30,000 of 30,000 rows have an id of their own" in text
+    assert "30,000 of 30,000 rows have a unique id" in text
     assert text.count(" yes ") == 13
     assert text.rstrip().endswith("┘")  # no warning below the table

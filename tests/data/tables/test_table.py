@@ -117,15 +117,15 @@ def test_quoted_fields_may_hold_separators_and_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("x,y\n1,2\n3\n5,6\n", r"line 3: 1 fields came, 2 are expected"),
-        ("x,y\n1,2\n3,4,5\n", r"line 3: 3 fields came, 2 are expected"),
-        ('x,y\n1,"two\nlines"\n3,4,5\n', r"line 4: 3 fields"),
-        ("x,y\n1,2\n\n5,6\n", r"line 3: 0 fields"),
+        ("x,y\n1,2\n3\n5,6\n", r"line 3: expected 2 fields, as in the header, got 1"),
+        ("x,y\n1,2\n3,4,5\n", r"line 3: expected 2 fields, as in the header, got 3"),
+        ('x,y\n1,"two\nlines"\n3,4,5\n', r"line 4: expected 2 fields, as in the header, got 3"),
+        ("x,y\n1,2\n\n5,6\n", r"line 3: expected 2 fields, as in the header, got 0"),
         ('x,y\n1,2\n3,"open\n', r"line 3: .*quotes"),
         (b"x,y\n1,2\n3,\xff\n", r"line 3: these bytes are not UTF-8"),
         ("x,y\n".encode("utf-16"), r"line 1: these bytes are not UTF-8"),
-        ("", r"is empty"),
-        ("\n\n", r"is empty"),
+        ("", r"expected a header with column names, then rows in .*, got an empty file"),
+        ("\n\n", r"got an empty file"),
         ("x,y\n", r"0 rows"),
         ("1,2\n3,4\n", r"no header"),
         ("x,y,x\n1,2,3\n", r"more than one column 'x'"),
@@ -150,11 +150,11 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, name: str, cut: int) -> Non
 
 
 def test_other_formats_and_absent_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"one of \.csv"):
+    with pytest.raises(DataError, match=r"expected a file name that ends in \.csv"):
         read(tmp_path / "a.xlsx")
     with pytest.raises(DataError, match="No such file"):
         read(tmp_path / "a.csv")
-    with pytest.raises(DataError, match="a dict came"):
+    with pytest.raises(DataError, match="got a dict"):
         as_frame({"x": [1]})
     with pytest.raises(DataError, match="pandas table cannot be read"):
         as_frame(pandas.DataFrame([[1, 2]], columns=["x", "x"]))

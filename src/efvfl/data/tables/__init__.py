@@ -1,1 +1,1 @@
-"""A party's table turned into numbers: reading, ids, splits, encoding, models and a look at what is there."""
+"""Tables of parties: reading, ids, splits, encoding as numbers, and inspection."""

@@ -1,4 +1,4 @@
-"""How one column becomes numbers: learnt from training rows, then the same for every row."""
+"""Encoders of single columns: fitted to the training rows, then applied to every row."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from efvfl.data.tables.values import Kind, moments, numbers_of
 from efvfl.errors import DataError
 
 MOST_LEVELS = 1_000
-MOST_CODES = 2**24  # a code is a float32, and these are whole up to here
-LARGEST_SCALED = 1e6  # so that a broken value cannot become infinite as a float32
+MOST_CODES = 2**24  # codes are stored as float32, which is exact up to here
+LARGEST_SCALED = 1e6  # so that an outlier cannot become infinite as a float32
 CYCLES = {
     "date": ("month sine", "month cosine", "weekday sine", "weekday cosine"),
     "time": ("day sine", "day cosine"),
@@ -25,23 +25,23 @@ CYCLES = {
 
 @dataclass(frozen=True)
 class Number:
-    """A number, a date or a time, standardised; or a boolean, as it is."""
+    """A number, a date or a time, standardised; or a boolean as 0 and 1."""
 
     name: str
     kind: Literal["number", "boolean", "date", "time"]
-    median: float  # in place of missing values
-    mean: float  # of training rows, once they are filled
-    scale: float  # their standard deviation; 0: all are the same, and the column is all zeros
-    missing: bool  # training rows had missing values, so one more column says where
+    median: float  # replaces missing values
+    mean: float  # of the training rows, after filling missing values
+    scale: float  # standard deviation; 0: all values are equal, and the column becomes zeros
+    missing: bool  # training rows had missing values, so another column marks them
 
     def __post_init__(self) -> None:
-        """Refuse numbers that cannot be meant."""
+        """Check that the statistics are finite."""
         if not (isfinite(self.median) and isfinite(self.mean) and isfinite(self.scale) and self.scale >= 0):
-            raise DataError(f"column {self.name!r} of an encoder has numbers that are not finite.")
+            raise DataError(f"expected finite statistics of column {self.name!r} in an encoder: fit it again.")
 
     @classmethod
     def fit(cls, values: polars.Series, kind: Literal["number", "boolean", "date", "time"]) -> Number:
-        """Learn from training rows."""
+        """Return an encoder fitted to training rows."""
         numbers = numbers_of(values, kind)
         gaps = np.isnan(numbers)
         if gaps.all():
@@ -50,18 +50,18 @@ class Number:
             return cls(values.name, kind, 0.0, 0.0, 1.0, bool(gaps.any()))
         median = float(np.median(numbers[~gaps]))
         filled = np.where(gaps, median, numbers)
-        # The spread of equal numbers can come out as a rounding error instead of zero.
+        # The standard deviation of equal numbers can be a rounding error instead of zero.
         scale = float(filled.std()) if filled.min() < filled.max() else 0.0
         return cls(values.name, kind, median, float(filled.mean()), scale, bool(gaps.any()))
 
     @property
     def names(self) -> list[str]:
-        """What each number is called."""
+        """The names of the output columns."""
         cycles = [f"{self.name}: {cycle}" for cycle in CYCLES.get(self.kind, ())]
         return [self.name, *cycles, *([f"{self.name} is missing"] if self.missing else [])]
 
     def numbers(self, values: polars.Series) -> NDArray[np.float64]:
-        """Return the numbers of every row, shape (rows, len(names))."""
+        """Return the encoded rows, shape (rows, len(names))."""
         plain = numbers_of(values, self.kind)
         gaps = np.isnan(plain)
         filled = np.where(gaps, self.median, plain)
@@ -70,7 +70,7 @@ class Number:
         return np.stack([*parts, gaps] if self.missing else parts, axis=1)
 
     def _cycles(self, values: polars.Series, plain: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-        """Return where each row is in a year and a week, or in a day; (0, 0) where that is missing."""
+        """Return sine and cosine of the position in the year and week, or in the day; (0, 0) if missing."""
         if self.kind == "date":
             moment = moments(values)
             turns = [(moment.dt.month() - 1) / 12, (moment.dt.weekday() - 1) / 7]
@@ -82,21 +82,21 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """A category: a column of 0 and 1 for each level, or one column of codes for the model to look up."""
+    """A category: one column of 0 and 1 per level, or one column of codes for an embedding."""
 
     name: str
-    levels: tuple[str, ...]  # of training rows, sorted
-    missing: bool  # training rows had missing values, so missing is one more level of the columns of 0 and 1
-    embed: bool  # codes: 0 is unseen or missing, then the levels
+    levels: tuple[str, ...]  # of the training rows, sorted
+    missing: bool  # training rows had missing values, so one-hot encoding has a level for them
+    embed: bool  # use codes: 0 for unseen or missing, then the levels
 
     def __post_init__(self) -> None:
-        """Refuse levels that no training rows can have given."""
+        """Check that there are levels, sorted and unique."""
         if not self.levels or any(a >= b for a, b in zip(self.levels, self.levels[1:], strict=False)):
-            raise DataError(f"column {self.name!r} of an encoder needs levels, sorted and each once.")
+            raise DataError(f"expected sorted, unique levels of column {self.name!r} in an encoder: fit it again.")
 
     @classmethod
     def fit(cls, values: polars.Series, embed: bool, declared: bool) -> Category:
-        """Learn from training rows; `declared` categories may look like ids."""
+        """Return an encoder fitted to training rows; `declared` categories may look like ids."""
         text = as_text(values)
         levels = sorted(text.drop_nulls().unique())
         if not levels:
@@ -105,23 +105,23 @@ class Category:
             raise DataError(
                 f"column {values.name!r} is text with {len(levels):,} different values in {len(text):,} training rows, "
                 f"such as {levels[0]!r}: it looks like an id or free text.",
-                "Name it in `leave_out`, or say in `types` what it is.",
+                "Name it in `leave_out`, or set its type in `types`.",
             )
         if len(levels) > (MOST_CODES - 1 if embed else MOST_LEVELS):
             advice = "Name it in `leave_out`" if embed else "Set `categories` to 'embed', or name it in `leave_out`"
-            raise DataError(f"category {values.name!r} has {len(levels):,} levels, which are too many.", f"{advice}.")
+            raise DataError(f"category {values.name!r} has too many levels, {len(levels):,}.", f"{advice}.")
         return cls(values.name, tuple(levels), text.null_count() > 0, embed)
 
     @property
     def names(self) -> list[str]:
-        """What each column of 0 and 1 is called, or the one of codes."""
+        """The names of the output columns."""
         if self.embed:
             return [self.name]
         return [f"{self.name} = {level}" for level in self.levels] + [f"{self.name} is missing"] * self.missing
 
     @property
     def level_names(self) -> list[str]:
-        """What each code stands for."""
+        """The meaning of each code."""
         return [f"{self.name} is unseen or missing"] + [f"{self.name} = {level}" for level in self.levels]
 
     def codes(self, values: polars.Series) -> NDArray[np.int64]:
@@ -132,7 +132,7 @@ class Category:
         return found.to_numpy().astype(np.int64)
 
     def numbers(self, values: polars.Series) -> NDArray[np.float32]:
-        """Return the codes, or 0 and 1 for each level: all 0 for one that training rows did not have."""
+        """Return codes, shape (rows, 1), or one-hot rows, shape (rows, len(names)); unseen levels are all 0."""
         codes = self.codes(values)
         if self.embed:
             return codes[:, np.newaxis].astype(np.float32)
@@ -141,7 +141,7 @@ class Category:
         return np.eye(len(self.names) + 1, dtype=np.float32)[codes, 1:]
 
     def unseen(self, values: polars.Series) -> int:
-        """Return how many rows have a level that training rows did not have; missing ones are not counted."""
+        """Return the number of rows with a level that the training rows did not have; missing values do not count."""
         return int(((self.codes(values) == 0) & as_text(values).is_not_null().to_numpy()).sum())
 
 
@@ -149,7 +149,7 @@ Column = Number | Category
 
 
 def fit_column(values: polars.Series, kind: Kind, embed: bool, declared: bool) -> Column:
-    """Learn how a column of this kind becomes numbers."""
+    """Return an encoder of a column of this kind, fitted to training rows."""
     return Category.fit(values, embed, declared) if kind == "category" else Number.fit(values, kind)
 
 

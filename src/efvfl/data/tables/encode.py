@@ -1,4 +1,4 @@
-"""A table as numbers: what the training rows teach, kept as JSON, and the same for every row that comes later."""
+"""Encoding of tables as numbers: fitted to the training rows, saved as JSON, and applied to every later row."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class TableSettings:
-    """Which columns are used, and as what."""
+    """Which columns are used, and with which types."""
 
-    columns: tuple[str, ...] = ()  # empty: all that are left
+    columns: tuple[str, ...] = ()  # empty: all others
     leave_out: tuple[str, ...] = ()
-    types: Mapping[str, Declared] = field(default_factory=dict)  # where the table's own type says something else
+    types: Mapping[str, Declared] = field(default_factory=dict)  # overrides the types of the table
     categories: Literal["onehot", "embed"] = "onehot"
-    id: str = ""  # never used as a column, and nor is the label
+    id: str = ""  # never used as a feature, like the label
     label: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse kinds that there are not, and columns that are both asked for and not."""
+        """Check the types, and that no column is both used and left out."""
         for name, kind in self.types.items():
             if kind not in get_args(Declared):
-                raise ConfigError(f"types: {name!r} = {kind!r} came. {nearest(str(kind), get_args(Declared))}")
+                raise ConfigError(f"types: unknown type {kind!r} of {name!r}. {nearest(str(kind), get_args(Declared))}")
         for name in self.columns:
             if name in (self.id, self.label, *self.leave_out):
-                raise ConfigError(f"columns: {name!r} is also the id, the label or in `leave_out`. It can be one only.")
+                raise ConfigError(f"columns: {name!r} is also the id, the label or in `leave_out`. Remove one of them.")
 
     @classmethod
     def of(cls, own: OwnData) -> TableSettings:
-        """Return what a party's file says."""
+        """Return the settings of a party's data."""
         return cls(own.columns, own.leave_out, own.types, own.categories, own.id, own.label)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The columns to be read as text, so that leading zeros stay: the id and the declared categories."""
+        """The columns to read as strings, to preserve leading zeros: the id and the declared categories."""
         categories = (name for name, kind in self.types.items() if kind == "category")
         return tuple(dict.fromkeys(name for name in (self.id, *categories) if name))
 
     def chosen(self, frame: polars.DataFrame) -> list[str]:
-        """Return the names of the columns used, in order."""
+        """Return the names of the used columns, in order."""
         for setting, asked in (("columns", self.columns), ("leave_out", self.leave_out), ("types", self.types)):
             for name in asked:
                 if name not in frame.columns:
@@ -65,31 +65,37 @@ class TableSettings:
 
 @dataclass(frozen=True)
 class Layout:
-    """The form of encoded rows."""
+    """The layout of encoded rows."""
 
-    numbers: int  # so many columns of numbers first
-    codes: tuple[int, ...]  # then a column of codes for each embedded category: how many codes it has, 0 included
+    numbers: int  # number of leading columns with numbers
+    codes: tuple[int, ...]  # number of codes, including 0, of each embedded category; their columns follow
 
     @property
     def width(self) -> int:
-        """How many columns there are."""
+        """The number of columns."""
         return self.numbers + len(self.codes)
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """How each column of a table becomes numbers."""
+    """The encoders of all used columns of a table.
+
+    >>> frame = polars.DataFrame({"age": [20.0, 40.0], "city": ["Bonn", "Kiel"]})
+    >>> encoder = Encoder.fit(frame, TableSettings(types={"city": "category"}))
+    >>> encoder.names, encoder.transform(frame).tolist()
+    (['age', 'city = Bonn', 'city = Kiel'], [[-1.0, 1.0, 0.0], [1.0, 0.0, 1.0]])
+    """
 
     columns: tuple[Column, ...]
 
     @classmethod
     def fit(cls, frame: polars.DataFrame, settings: TableSettings) -> Encoder:
-        """Learn from training rows, and from them alone."""
+        """Return an encoder fitted to training rows."""
         if not frame.height:
-            raise DataError("there are no training rows to learn an encoder from.")
+            raise DataError("expected training rows to fit an encoder to, got none.")
         names = settings.chosen(frame)
         if not names:
-            raise DataError("no column is left to learn from: the table has only an id, a label or columns left out.")
+            raise DataError("expected a column to train on, got only an id, a label or columns that are left out.")
         fitted: list[Column] = []
         for name in names:
             values, declared = frame.get_column(name), settings.types.get(name)
@@ -99,23 +105,23 @@ class Encoder:
 
     @property
     def layout(self) -> Layout:
-        """The form of what `transform` returns."""
+        """The layout of the rows that `transform` returns."""
         plain, coded = self._ordered()
         return Layout(sum(len(c.names) for c in plain), tuple(len(c.levels) + 1 for c in coded))
 
     @property
     def names(self) -> list[str]:
-        """The name of each column that `transform` returns."""
+        """The names of the columns that `transform` returns."""
         plain, coded = self._ordered()
         return [name for c in (*plain, *coded) for name in c.names]
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The columns that hold categories, to be read as text when rows come later."""
+        """The categories, which are read as strings from later tables."""
         return tuple(c.name for c in self.columns if isinstance(c, Category))
 
     def transform(self, frame: polars.DataFrame) -> NDArray[np.float32]:
-        """Return the numbers of every row, shape (rows, layout.width), all finite."""
+        """Return the encoded rows, shape (rows, layout.width), all finite."""
         plain, coded = self._ordered()
         encoded = np.empty((frame.height, self.layout.width), dtype=np.float32)
         place = 0
@@ -126,19 +132,19 @@ class Encoder:
         return encoded
 
     def unseen(self, frame: polars.DataFrame) -> dict[str, int]:
-        """Return how many rows have a level that training rows did not have, by column, where there are any."""
+        """Return the number of rows with an unseen level, by column, without zeros."""
         categories = (c for c in self.columns if isinstance(c, Category))
         counts = {c.name: c.unseen(column(frame, c.name, "the table")) for c in categories}
         return {name: count for name, count in counts.items() if count}
 
     def to_json(self) -> str:
-        """Return all of it as text; floats are written so that they come back exactly."""
+        """Return the encoder as JSON; floats are restored exactly."""
         tables = [{"type": type(c).__name__.lower(), **asdict(c)} for c in self.columns]
         return json.dumps({"version": VERSION, "columns": tables}, ensure_ascii=False, indent=1, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Encoder:
-        """Read what `to_json` wrote, and check it."""
+        """Return the encoder that `to_json` wrote, after checking it."""
         try:
             table = json.loads(text)
             if not isinstance(table, dict) or table.get("version") != VERSION:
@@ -147,11 +153,11 @@ class Encoder:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"an encoder cannot be read: {error}. Fit it again from the training rows.") from error
         if not columns or len({c.name for c in columns}) < len(columns):
-            raise DataError("an encoder needs columns, each once: fit it again from the training rows.")
+            raise DataError("expected unique columns in an encoder: fit it again from the training rows.")
         return cls(columns)
 
     def _ordered(self) -> tuple[list[Column], list[Category]]:
-        """Return the columns that become numbers, then those that become codes."""
+        """Return the columns that become numbers, and those that become codes."""
         coded = [c for c in self.columns if isinstance(c, Category) and c.embed]
         return [c for c in self.columns if not (isinstance(c, Category) and c.embed)], coded
 
@@ -161,5 +167,5 @@ def _column(entry: dict[str, Any]) -> Column:
     table = dict(entry)
     kind = table.pop("type")
     if kind not in kinds:
-        raise ConfigError(f"there is no column {kind!r}. {nearest(str(kind), kinds)}")
+        raise ConfigError(f"there is no column type {kind!r}. {nearest(str(kind), kinds)}")
     return read_table(kinds[kind], table, "column")

@@ -1,4 +1,4 @@
-"""A look at a table before training: what each column is, whether it is used, and what may be wrong with it."""
+"""Inspection of a table before training: the type of each column, whether it is used, and possible problems."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from efvfl.data.tables.texts import as_text
 from efvfl.data.tables.values import Kind, kind_of, numbers_of
 from efvfl.errors import DataError
 
-NEARLY = 0.99  # a column with such a share of one value is nearly constant
+NEARLY = 0.99  # a column with this share of one value is nearly constant
 MANY_LEVELS = 100
-SEPARATES = 0.999  # area under the curve from which a number gives the label away
-LEAST_ROWS = 20  # with fewer, columns look like ids or like the label by chance
-LONGEST = 20  # characters of a value that are shown
-NANOSECONDS = 86_400_000_000_000  # a day
+SEPARATES = 0.999  # from this area under the ROC curve, a column predicts the label suspiciously well
+LEAST_ROWS = 20  # with fewer, a column may look like an id or the label by chance
+LONGEST = 20  # displayed characters of a value
+NANOSECONDS = 86_400_000_000_000  # per day
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found about one column."""
+    """The findings about one column."""
 
     column: str
     kind: str
     used: bool
-    why: str  # it is used or not
-    missing: float  # share of the rows
+    why: str  # reason for using it or not
+    missing: float  # share of rows without a value
     distinct: int
-    example: str  # the range of numbers, the most common of categories
+    example: str  # the range of numbers, or the most common categories
     warnings: tuple[str, ...]
 
 
 def inspect(frame: polars.DataFrame, settings: TableSettings) -> list[Finding]:
-    """Return what is found about every column, in order."""
+    """Return the findings about every column, in order."""
     chosen = set(settings.chosen(frame))
     label = None
     if settings.label:
-        held = column(frame, settings.label, "the table")
-        label = _plain(held, kind_of(held))
+        raw = column(frame, settings.label, "the table")
+        label = _plain(raw, kind_of(raw))
     return [_finding(values, settings, values.name in chosen, label) for values in frame.get_columns()]
 
 
 def show(console: Console, findings: Sequence[Finding]) -> None:
-    """Print a table of the columns, and the warnings below it."""
+    """Print a table of the columns, followed by the warnings."""
     table = Table(title="Columns")
     for heading in ("column", "kind", "used", "missing", "distinct", "values"):
         table.add_column(heading, justify="right" if heading in ("missing", "distinct") else "left")
@@ -67,7 +67,7 @@ def show(console: Console, findings: Sequence[Finding]) -> None:
 
 
 def command(path: Path, id: str, label: str, console: Console) -> None:
-    """Read a file and print what is found: `efvfl inspect FILE --id COLUMN --label COLUMN`."""
+    """Inspect a file and print the findings: `efvfl inspect FILE --id COLUMN --label COLUMN`."""
     frame = read(path, texts=(id,) if id else ())
     console.print(Text(f"{path}: {frame.height:,} rows, {frame.width:,} columns."))
     if id:
@@ -92,13 +92,13 @@ def _finding(values: polars.Series, settings: TableSettings, chosen: bool, label
         try:
             fit_column(values, kind, settings.categories == "embed", declared is not None)
             warnings = tuple(_warnings(plain, kind, values.dtype, label))
-        except DataError as error:  # training would refuse this column, in these words
+        except DataError as error:  # training would raise the same error
             chosen, why, warnings = False, "refused", (str(error),)
     return Finding(name, kind, chosen, why, _missing(plain), there.n_unique(), _example(there, kind), warnings)
 
 
 def _plain(values: polars.Series, kind: Kind) -> polars.Series:
-    """Return a column as texts or as numbers, with everything that counts as missing missing."""
+    """Return a column as strings or as numbers, with nulls for all missing values."""
     if kind == "category":
         return as_text(values)
     return polars.Series(values.name, numbers_of(values, kind)).fill_nan(None)
@@ -127,11 +127,11 @@ def _warnings(plain: polars.Series, kind: Kind, stored: polars.DataType, label: 
     distinct = there.n_unique()
     most = there.value_counts(sort=True)["count"][0] / len(there)
     if distinct == 1:
-        yield "constant: nothing can be learnt from its value."
+        yield "constant: it carries no information."
     elif most >= NEARLY:
         yield f"nearly constant: {most:.1%} of its values are the same."
     if distinct == len(there) >= LEAST_ROWS and (kind == "category" or stored.is_integer()):
-        yield "every value is another: is it an id? Then name it in `leave_out`."
+        yield "all values are different: if it is an id, name it in `leave_out`."
     elif kind == "category" and distinct > MANY_LEVELS:
         yield f'{distinct:,} levels: `categories = "embed"` needs fewer columns.'
     if label is not None:
@@ -139,10 +139,10 @@ def _warnings(plain: polars.Series, kind: Kind, stored: polars.DataType, label: 
 
 
 def _leaks(plain: polars.Series, kind: Kind, label: polars.Series) -> Iterator[str]:
-    """Say where a column gives the label away, which it will hardly do when it counts."""
+    """Yield warnings if a column reveals the label, which it is unlikely to do for new rows."""
     table = polars.DataFrame({"x": plain, "y": label, "gap": plain.is_null().cast(polars.Float64)}).drop_nulls("y")
-    if _tells_apart(table["gap"], table["y"]):
-        yield "is missing for one of the two labels and there for the other. Leave it out."
+    if _separates(table["gap"], table["y"]):
+        yield "missing for one of the two labels and present for the other. Name it in `leave_out`."
     pairs = table.drop_nulls("x").select("x", "y")
     x, y = pairs["x"], pairs["y"]
     if pairs.height < LEAST_ROWS or y.n_unique() < 2:
@@ -150,9 +150,9 @@ def _leaks(plain: polars.Series, kind: Kind, label: polars.Series) -> Iterator[s
     if (as_text(x) == as_text(y)).all():
         yield "equal to the label. Name it in `leave_out`."
     elif _one_to_one(pairs):
-        yield "tells the label exactly, one value for each. Was it known before the label? If not, leave it out."
-    elif kind != "category" and _tells_apart(x, y):
-        yield "separates the two labels all but perfectly. Was it known before the label? If not, leave it out."
+        yield "determines the label exactly, one value each. Was it known before the label? If not, leave it out."
+    elif kind != "category" and _separates(x, y):
+        yield "separates the two labels almost perfectly. Was it known before the label? If not, leave it out."
 
 
 def _one_to_one(pairs: polars.DataFrame) -> bool:
@@ -161,15 +161,15 @@ def _one_to_one(pairs: polars.DataFrame) -> bool:
         return False
     if 2 * y.n_unique() <= len(y):
         return True
-    # Where nearly every label is another, so is nearly every value of a number: then the order must be the same too.
+    # If nearly all labels differ, nearly all values of a number do too: then the order must agree as well.
     if y.dtype == polars.String or x.dtype == polars.String:
         return False
     ranks, labels = x.rank("dense"), y.rank("dense")
     return bool((ranks == labels).all() or (labels == x.rank("dense", descending=True)).all())
 
 
-def _tells_apart(x: polars.Series, y: polars.Series) -> bool:
-    """Return whether a number has next to no overlap between two labels: by the area under its ROC curve."""
+def _separates(x: polars.Series, y: polars.Series) -> bool:
+    """Return whether a number separates two labels almost perfectly, by the area under its ROC curve."""
     if len(y) < LEAST_ROWS or y.n_unique() != 2:
         return False
     positive = y == y.max()

@@ -1,4 +1,4 @@
-"""The label column as numbers: classes by the order of their names, or targets as they are."""
+"""The label column as numbers: class indices in the order of their names, or regression targets."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from torch import Tensor
 from efvfl.data.tables.texts import as_text
 from efvfl.errors import DataError
 
-TARGETS = ("mse", "huber")  # losses of numbers; all others are of classes
+TARGETS = ("mse", "huber")  # regression losses; all others are for classes
 
 
 @dataclass(frozen=True)
 class Labels:
-    """How a label becomes a number."""
+    """The encoding of labels as numbers."""
 
-    names: tuple[str, ...] = ()  # of the classes, by their number; empty: labels are numbers already
+    names: tuple[str, ...] = ()  # of the classes, by index; empty: labels are already numbers
 
     @classmethod
     def of(cls, values: polars.Series, loss: str) -> Labels:
-        """Learn the classes of all rows; whole numbers 0, 1, ... and the targets of a regression stay as they are."""
+        """Return the encoding of these labels; class indices 0, 1, ... and regression targets stay unchanged."""
         if values.null_count():
             raise DataError(
                 f"the label {values.name!r} is missing in {values.null_count():,} of {len(values):,} shared rows: "
-                "leave such rows out of the table."
+                "remove these rows from the table."
             )
         if loss in TARGETS:
             if not values.dtype.is_numeric():
-                raise DataError(f"loss {loss!r} needs numbers, but the label {values.name!r} is of {values.dtype}.")
+                raise DataError(f"loss {loss!r}: expected numbers as the label {values.name!r}, got {values.dtype}.")
             return cls()
         if values.dtype.is_integer():
             found = values.unique().sort().to_list()
@@ -39,16 +39,16 @@ class Labels:
                 return cls()
         names = as_text(values).unique().drop_nulls().sort().to_list()
         if len(names) < 2:
-            raise DataError(f"the label {values.name!r} has only the class {names}: two are needed to learn anything.")
+            raise DataError(f"expected two or more classes as the label {values.name!r}, got {names}.")
         if values.dtype.is_float() and len(names) > 100:
             raise DataError(
-                f"the label {values.name!r} has {len(names):,} different numbers, too many for classes: is it a "
-                "target? Then set loss = 'mse' or 'huber'."
+                f"the label {values.name!r} has {len(names):,} different numbers, too many for classes: for a "
+                "regression target set loss = 'mse' or 'huber'."
             )
         return cls(tuple(sorted(names, key=_order)))
 
     def encode(self, values: polars.Series) -> Tensor:
-        """Return one number a row: int64 for classes, float32 for targets."""
+        """Return the encoded labels, shape (rows,): int64 for classes, float32 for regression targets."""
         if not self.names:
             kind = np.int64 if values.dtype.is_integer() else np.float32
             return torch.from_numpy(values.to_numpy().astype(kind))
@@ -57,7 +57,7 @@ class Labels:
 
 
 def _order(name: str) -> tuple[bool, float, str]:
-    """Numbers by size, then texts by the alphabet."""
+    """Return a sort key: numbers by value, then strings in alphabetical order."""
     try:
         return False, float(name), name
     except ValueError:

@@ -1,4 +1,4 @@
-"""Tables of several parties, or of one, as the columns of a federation."""
+"""Loading of the parties' tables and joining them by id."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Table:
-    """A participant's table, with its ids in the form that all agreed on."""
+    """A participant's table with normalised ids."""
 
     frame: polars.DataFrame
     found: Ids
@@ -33,11 +33,13 @@ class Table:
 
     @classmethod
     def open(cls, path: Path, settings: TableSettings, data: DataConfig, texts: Sequence[str] = ()) -> Table:
-        """Read a table and its ids; the columns in `texts` stay text, with those that the settings say."""
+        """Return a table and its ids; columns in `texts` and in the settings' `texts` are read as strings."""
         if not settings.id:
-            raise ConfigError(f"{path.name} is a table: `id` must say which of its columns names the rows.")
+            raise ConfigError(
+                f"expected the name of the id column of {path.name}, got none: set `id` in its data settings."
+            )
         frame = read(path, tuple(dict.fromkeys((*settings.texts, *texts))))
-        if settings.label:  # rows without a label cannot teach anything
+        if settings.label:  # rows without a label are useless for training
             labels = column(frame, settings.label, str(path))
             frame = frame.filter((labels.fill_nan(None) if labels.dtype.is_float() else labels).is_not_null())
         ids = read_ids(column(frame, settings.id, str(path)), data.id_format, data.duplicates, str(path))
@@ -45,7 +47,7 @@ class Table:
 
     @property
     def ids(self) -> list[str]:
-        """The ids, in the table's order."""
+        """The ids, in table order."""
         return self.found.ids
 
     def rows(self, ids: Sequence[str]) -> polars.DataFrame:
@@ -53,8 +55,8 @@ class Table:
         absent = [name for name in ids if name not in self._places]
         if absent:
             raise DataError(
-                f"{self.path} lacks {len(absent):,} of the {len(ids):,} rows that were aligned: it has changed since. "
-                "Run `efvfl align` again, all together, or restore the table."
+                f"{self.path} lacks {len(absent):,} of the {len(ids):,} aligned rows: it has changed since the "
+                "alignment. Run `efvfl align` again with all participants, or restore the table."
             )
         return self.frame[[self._places[name] for name in ids]]
 
@@ -63,50 +65,52 @@ class Table:
         return {name: place for place, name in enumerate(self.ids)}
 
     def labels(self, ids: Sequence[str]) -> polars.Series:
-        """Return the label of these rows."""
+        """Return the labels of these ids."""
         return column(self.rows(ids), self.settings.label, str(self.path))
 
     def encoded(self, ids: Mapping[str, Sequence[str]], encoder: Encoder) -> dict[str, Tensor]:
-        """Return the columns of every split."""
+        """Return the encoded rows of every split."""
         return {split: torch.from_numpy(encoder.transform(self.rows(names))) for split, names in ids.items()}
 
 
 def label_settings(config: RunConfig) -> tuple[str, TableSettings] | None:
-    """Return the file and the settings of the label, wherever the file says it is; None if it does not say."""
+    """Return the path and the settings of the table with the labels, or None if the config names none."""
     own = [party for party in config.party if party.data and party.data.label]
     if config.agreement.labels == "private" and any(p.name != config.label_holder for p in own):
         names = ", ".join(p.name for p in own if p.name != config.label_holder)
         raise ConfigError(
-            f"{names} has a label column, but labels are private and only the label holder may have them: set "
-            "label_holder to it, or leave `label` out there."
+            f"{names} has a label column, but labels are private, so only the label holder may have one: change "
+            "label_holder, or remove `label` there."
         )
     if config.data.label and any(p.name == config.label_holder for p in own):
-        raise ConfigError(f"labels are in [data] and at {config.label_holder!r}: only one of them can be meant.")
+        raise ConfigError(f"labels are in [data] and at {config.label_holder!r}: remove one of them.")
     if config.data.label:
         if not config.data.path:
-            raise ConfigError("[data] has a label but no path: name the table that the label is in.")
+            raise ConfigError("[data] has a label but no path: set `path` to the table with the labels.")
         return config.data.path, TableSettings(id=config.data.id, label=config.data.label)
     here = config.of(config.label_holder).data
     return (here.path, TableSettings.of(here)) if here and here.label else None
 
 
 def shared_ids(tables: Iterable[Sequence[str]]) -> list[str]:
-    """Return the ids that all have, in the order of their bytes."""
+    """Return the ids that all tables have, ordered by their bytes."""
     common = set.intersection(*(set(ids) for ids in tables))
     if not common:
         raise DataError(
-            "the tables have no id in common. Do all id columns name the same things, in the same form? "
+            "the tables have no id in common. Do all id columns refer to the same entities, in the same format? "
             "data.id_format = ['strip', 'case', 'zeros'] ignores spaces, case and leading zeros."
         )
     return sorted(common, key=str.encode)
 
 
 def cut_ids(ids: Sequence[str], data: DataConfig, seed: int, labels: Tensor | None = None) -> dict[str, list[str]]:
-    """Return the ids of every split that has rows."""
+    """Return the ids of every nonempty split."""
     shares = (data.validation, data.test)
     if data.stratify:
         if labels is None:
-            raise ConfigError("data.stratify needs the labels: with align = 'none' the parties could not follow.")
+            raise ConfigError(
+                "data.stratify needs the labels, which parties do not have with align = 'none': remove it."
+            )
         parts = stratified(ids, labels.numpy(), seed, shares)
     else:
         parts = split_of(ids, seed, shares)
@@ -115,7 +119,7 @@ def cut_ids(ids: Sequence[str], data: DataConfig, seed: int, labels: Tensor | No
 
 @dataclass(frozen=True)
 class Joined:
-    """Everything, in one process."""
+    """The joined tables of all parties, in one process."""
 
     columns: dict[str, dict[str, Tensor]]  # by party and split
     labels: dict[str, Tensor]
@@ -125,16 +129,16 @@ class Joined:
 
 
 def join(config: RunConfig, folder: Path) -> Joined:
-    """Read all parties' tables and join them by id; relative paths start at `folder`."""
+    """Return all parties' tables, joined by id; relative paths start at `folder`."""
     chosen = config.data
     tables: dict[str, Table] = {}
     for party in config.party:
         if party.data is None:
-            raise ConfigError(f"some parties have a table of their own, so all need one: {party.name!r} has none.")
+            raise ConfigError(f"expected `data` for every party, because some have it: {party.name!r} has none.")
         tables[party.name] = Table.open(folder / party.data.path, TableSettings.of(party.data), chosen)
     where = label_settings(config)
     if where is None:
-        raise ConfigError("nobody has labels: set `label` in [data], or in the label holder's own data.")
+        raise ConfigError("no participant has labels: set `label` in [data], or in the label holder's data.")
     target = Table.open(folder / where[0], where[1], chosen) if chosen.label else tables[config.label_holder]
     everyone = [*(table.ids for table in tables.values()), target.ids]
     ids = shared_ids(everyone) if chosen.align != "none" else _same(everyone)
@@ -149,12 +153,14 @@ def join(config: RunConfig, folder: Path) -> Joined:
 
 def _same(everyone: Sequence[list[str]]) -> list[str]:
     if any(ids != everyone[0] for ids in everyone):
-        raise DataError("align = 'none' came, but the tables list other ids, or in another order: align them.")
+        raise DataError(
+            "align = 'none' needs the same ids in the same order in all tables, but they differ: align them."
+        )
     return everyone[0]
 
 
 def open_new(own: OwnData, folder: Path, data: DataConfig, encoder: Encoder) -> tuple[list[str], Tensor]:
-    """Return the ids and columns of rows that came later; they need no label."""
+    """Return the ids and encoded columns of new rows; they need no label."""
     settings = replace(TableSettings.of(own), label="")
     table = Table.open(folder / own.new, settings, data, encoder.texts)
     return table.ids, torch.from_numpy(encoder.transform(table.frame))

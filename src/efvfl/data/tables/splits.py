@@ -1,7 +1,7 @@
-"""Which rows train, validate and test: a function of the seed and the id alone.
+"""The split into training, validation and test rows: a function of the seed and the ids alone.
 
-The place of an id is the keyed BLAKE2b hash of its UTF-8 bytes, 8 bytes read as a little-endian number; the key is
-`derive(seed, "split")`. This is fixed for good: rows that are added later never move those that were there.
+The position of an id is the keyed BLAKE2b hash of its UTF-8 bytes, 8 bytes as a little-endian integer; the key is
+`derive(seed, "split")`. This never changes, so adding rows does not move existing ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from efvfl.util.rng import derive
 
 
 def split_of(ids: Sequence[str], seed: int, shares: tuple[float, float]) -> dict[str, NDArray[np.int64]]:
-    """Return the places in `ids` of each split, ascending; `shares` are those of validation and test, about."""
+    """Return the sorted indices into `ids` of each split; `shares` are the approximate validation and test shares.
+
+    >>> {split: rows.tolist() for split, rows in split_of(["a", "b", "c", "d"], 0, (0.25, 0.25)).items()}
+    {'train': [1, 3], 'validation': [0], 'test': [2]}
+    """
     _check(shares)
     position = _hashes(ids, seed) / 2.0**64
     return _cut(position, shares)
@@ -27,21 +31,23 @@ def split_of(ids: Sequence[str], seed: int, shares: tuple[float, float]) -> dict
 def stratified(
     ids: Sequence[str], labels: NDArray[Any], seed: int, shares: tuple[float, float]
 ) -> dict[str, NDArray[np.int64]]:
-    """Return the same with the shares of every class exact to one row.
+    """Return the same, but with the shares of every class exact to one row.
 
-    Each class is cut by the order of its hashes, so rows that are added later may move rows at the border.
+    Each class is split in the order of its hashes, so adding rows may move others across the boundary.
     """
     _check(shares)
     if len(labels) != len(ids):
-        raise DataError(f"{len(labels):,} labels came for {len(ids):,} ids: one for each is expected.")
+        raise DataError(f"expected {len(ids):,} labels, one per id, got {len(labels):,}.")
     if labels.dtype.kind == "f" and not np.all(labels == np.floor(labels)):
-        raise DataError("the labels are numbers or missing, not classes: leave data.stratify out.")
+        raise DataError(
+            "expected classes as labels for data.stratify, got numbers or missing labels: remove data.stratify."
+        )
     hashes = _hashes(ids, seed)
     position = np.empty(len(ids))
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
         ordered = rows[np.argsort(hashes[rows], kind="stable")]
-        # Half a row in from the border, so that a share of n rows holds round(share * n) of them.
+        # Offset by half a row, so that a share of n rows has round(share * n) of them.
         position[ordered] = (np.arange(len(rows)) + 0.5) / len(rows)
     return _cut(position, shares)
 
@@ -50,8 +56,7 @@ def _check(shares: tuple[float, float]) -> None:
     validation, test = shares
     if not (validation >= 0 and test >= 0 and validation + test < 1):
         raise ConfigError(
-            f"data.validation = {validation} and data.test = {test} came: shares of 0 or more are expected that leave "
-            "some rows to train."
+            f"expected data.validation and data.test to be 0 or more with a sum below 1, got {validation} and {test}."
         )
 
 
@@ -75,7 +80,7 @@ def _cut(position: NDArray[np.float64], shares: tuple[float, float]) -> dict[str
     }
     if not len(split["train"]):
         raise DataError(
-            f"of {len(position):,} rows none is left to train with data.validation = {validation} and data.test = "
-            f"{test}. More rows, smaller shares or another seed help."
+            f"none of {len(position):,} rows is left for training with data.validation = {validation} and data.test = "
+            f"{test}. Use more rows, smaller shares or another seed."
         )
     return split

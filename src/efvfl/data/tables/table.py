@@ -1,4 +1,4 @@
-"""A party's table as a polars frame, whichever file or library it comes from."""
+"""Reading of tables from files, and conversion from other libraries, to polars."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ SUFFIXES = (*SEPARATORS, ".parquet", ".arrow", ".feather", ".ipc")
 
 
 def read(path: Path, texts: Sequence[str] = ()) -> polars.DataFrame:
-    """Read a file by its suffix; the columns in `texts` stay text, so that '007' is not 7."""
+    """Return the table in a file, by its suffix; columns in `texts` are read as strings, so that '007' is not 7."""
     suffix = next((s for s in SUFFIXES if path.name.lower().endswith(s)), None)
     if suffix is None:
-        raise DataError(f"{path} has no suffix that tells its format: one of {', '.join(SUFFIXES)} is expected.")
+        raise DataError(f"expected a file name that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, got {path}.")
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}.") from error
     frame = _read_csv(path, data, suffix, texts) if suffix in SEPARATORS else _read_binary(path, data, suffix)
     if not frame.height or not frame.width:
-        raise DataError(f"{path} has {frame.height:,} rows and {frame.width:,} columns: some of each are expected.")
+        raise DataError(f"expected a table with rows in {path}, got {frame.height:,} rows and {frame.width:,} columns.")
     return frame.with_columns(as_text(column(frame, name, str(path))) for name in texts)
 
 
 def column(frame: polars.DataFrame, name: str, where: str) -> polars.Series:
-    """Return one column; one that is not there is an error with the nearest name."""
+    """Return one column; the error about a missing one suggests the closest name."""
     if name not in frame.columns:
         raise DataError(f"{where} has no column {name!r}. {nearest(name, frame.columns)}")
     return frame.get_column(name)
 
 
 def as_frame(source: object) -> polars.DataFrame:
-    """Return a table of polars, pandas or pyarrow as one of polars."""
+    """Return a polars DataFrame made from a table of polars, pandas or pyarrow."""
     if isinstance(source, polars.DataFrame):
         return source
     library = type(source).__module__.partition(".")[0]
@@ -53,7 +53,7 @@ def as_frame(source: object) -> polars.DataFrame:
             return polars.from_pandas(table)
         if library == "pyarrow" and type(source).__name__ in ("Table", "RecordBatch"):
             frame = polars.from_arrow(table)
-            assert isinstance(frame, polars.DataFrame)  # only a lone array becomes a series
+            assert isinstance(frame, polars.DataFrame)  # only a single array becomes a series
             return frame
     except ImportError as error:
         raise DataError(f"this {library} table needs pyarrow to be read: pip install pyarrow.") from error
@@ -61,16 +61,14 @@ def as_frame(source: object) -> polars.DataFrame:
         raise DataError(
             f"a {library} table cannot be read: {error}. Every column needs one type and a name."
         ) from error
-    raise DataError(
-        f"a {type(source).__name__} came, a DataFrame of polars or pandas or a Table of pyarrow is expected."
-    )
+    raise DataError(f"expected a DataFrame of polars or pandas or a Table of pyarrow, got a {type(source).__name__}.")
 
 
 def _read_csv(path: Path, data: bytes, suffix: str, texts: Sequence[str]) -> polars.DataFrame:
     text = _decode(path, _unpack(path, data) if suffix.endswith(".gz") else data)
     _check_rows(path, text, SEPARATORS[suffix])
     try:
-        # Told to, polars guesses types itself, but dates at a tenth of this speed.
+        # polars can infer the types, but it is ten times slower for dates.
         frame = polars.read_csv(
             text.encode(), separator=SEPARATORS[suffix], null_values=list(MISSING), infer_schema=False
         )
@@ -83,11 +81,11 @@ def _unpack(path: Path, data: bytes) -> bytes:
     try:
         return gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is not a whole gzip file: {error}. Copy it again.") from error
+        raise DataError(f"{path} is not a complete gzip file: {error}. Copy it again.") from error
 
 
 def _decode(path: Path, data: bytes) -> str:
-    """Return the text without the mark that spreadsheets put first and the empty lines that editors leave last."""
+    """Return the text without a byte order mark and trailing empty lines."""
     try:
         return data.decode("utf-8-sig").rstrip("\r\n") + "\n"
     except UnicodeDecodeError as error:
@@ -96,7 +94,7 @@ def _decode(path: Path, data: bytes) -> str:
 
 
 def _check_rows(path: Path, text: str, separator: str) -> None:
-    """Refuse a header that is none and rows of another length, which polars would fill up in silence."""
+    """Check the header, and that all rows have its length: polars would silently pad shorter ones."""
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
         header = next(rows, [])
@@ -104,24 +102,24 @@ def _check_rows(path: Path, text: str, separator: str) -> None:
         for row in rows:
             if len(row) != len(header):
                 raise DataError(
-                    f"{path}, line {rows.line_num:,}: {len(row):,} fields came, {len(header):,} are expected as in the "
-                    "header. A field that holds the separator needs quotes around it."
+                    f"{path}, line {rows.line_num:,}: expected {len(header):,} fields, as in the header, got "
+                    f"{len(row):,}. A field that contains the separator must be quoted."
                 )
     except csv.Error as error:
-        raise DataError(f"{path}, line {rows.line_num:,}: {error}. Mend the quotes of this row.") from error
+        raise DataError(f"{path}, line {rows.line_num:,}: {error}. Correct the quotes of this row.") from error
 
 
 def _check_header(path: Path, header: Sequence[str]) -> None:
     if not header:
-        raise DataError(f"{path} is empty: a header with the names of the columns is expected, then rows.")
+        raise DataError(f"expected a header with column names, then rows in {path}, got an empty file.")
     unnamed = [i + 1 for i, name in enumerate(header) if not name.strip()]
     if unnamed:
         raise DataError(f"{path}: column {unnamed[0]} has no name. Name it, or save the table without its index.")
     if all(_is_number(name) for name in header):
-        raise DataError(f"{path} has no header: its first line is {', '.join(header[:3])!r}. Put the names there.")
+        raise DataError(f"{path} has no header: its first line is {', '.join(header[:3])!r}. Add the column names.")
     twice = [name for name, count in Counter(header).items() if count > 1]
     if twice:
-        raise DataError(f"{path}: there is more than one column {twice[0]!r}. Every column needs a name of its own.")
+        raise DataError(f"{path}: there is more than one column {twice[0]!r}. Every column needs a different name.")
 
 
 def _is_number(text: str) -> bool:
@@ -140,4 +138,4 @@ def _read_binary(path: Path, data: bytes, suffix: str) -> polars.DataFrame:
             return polars.read_ipc(io.BytesIO(data))
         return polars.read_ipc_stream(io.BytesIO(data))
     except (polars.exceptions.PolarsError, OSError, ValueError) as error:
-        raise DataError(f"cannot read {path} as {suffix}: {error}. Was it copied whole?") from error
+        raise DataError(f"cannot read {path} as {suffix}: {error}. Was it copied completely?") from error

@@ -1,4 +1,4 @@
-"""Values and the texts that say them: one text for each value, and what the texts of a CSV hold."""
+"""Conversion between values and strings: one canonical string per value, and the types of CSV columns."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import polars
 
 from efvfl.errors import DataError
 
-# What a CSV has in place of a value; other formats have a missing value of their own.
+# Strings that mean a missing value in a CSV; other formats have a null.
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
-LARGEST_WHOLE = 2.0**63  # floats from here on do not fit whole numbers of 64 bits
-GLANCE = 100  # values that are tried before the whole column is
+LARGEST_WHOLE = 2.0**63  # floats of this size and above do not fit into 64-bit integers
+GLANCE = 100  # number of values to try before the whole column
 
-# Ways to understand a text, each missing where it cannot.
+# Parsers of strings, null where they fail.
 _TEXT = polars.col("text")
 _NUMBERS = tuple(_TEXT.cast(kind, strict=False) for kind in (polars.Int64, polars.Float64))
 _BOOLEANS = (_TEXT.str.to_lowercase().replace_strict({"true": True, "false": False}, default=None),)
@@ -30,10 +30,10 @@ _TIMES = tuple(_TEXT.str.strptime(polars.Time, form, strict=False) for form in (
 
 
 def as_text(values: polars.Series) -> polars.Series:
-    """Return values as text, the same for a CSV and a Parquet: 12.0 is '12'; an empty text is a missing value."""
+    """Return values as strings, the same for a CSV and a Parquet file: 12.0 is '12'; an empty string is null."""
     kind = values.dtype
     if kind.is_nested() or kind in (polars.Binary, polars.Object):
-        raise DataError(f"column {values.name!r} holds {kind}, which has no text form: numbers or texts are expected.")
+        raise DataError(f"expected numbers or strings in column {values.name!r}, got {kind}.")
     if kind.is_float():
         whole = values.is_finite() & (values == values.floor()) & (values.abs() < LARGEST_WHOLE)
         text = values.set(~values.is_finite(), None).cast(polars.String)
@@ -43,35 +43,35 @@ def as_text(values: polars.Series) -> polars.Series:
 
 
 def typed(text: polars.Series) -> polars.Series:
-    """Return a column as what all its texts say: numbers, booleans, dates or times of day; else as it is."""
+    """Return a column as numbers, booleans, dates or times of day if all its strings are such; else unchanged."""
     bare = stripped(text)
     if bare.null_count() == len(bare):
         return bare
-    found = _understood(bare, (*_NUMBERS, *_BOOLEANS, *_DATES, *_MOMENTS, *_TIMES))
+    found = _parsed(bare, (*_NUMBERS, *_BOOLEANS, *_DATES, *_MOMENTS, *_TIMES))
     return text if found is None else found
 
 
 def stripped(text: polars.Series) -> polars.Series:
-    """Return texts without spaces around them; nothing but spaces is a missing value."""
+    """Return strings without surrounding spaces; a blank string is null."""
     bare = text.str.strip_chars()
     return bare.set(bare == "", None)
 
 
 def as_floats(text: polars.Series) -> polars.Series | None:
-    """Return texts as numbers, if all are."""
-    return _understood(text, _NUMBERS[1:])
+    """Return strings as numbers, or None if some are not."""
+    return _parsed(text, _NUMBERS[1:])
 
 
 def as_moments(text: polars.Series) -> polars.Series | None:
-    """Return texts as dates, or as dates with a time of day, if one way of writing them fits all."""
-    return _understood(text, (*_DATES, *_MOMENTS))
+    """Return strings as dates or datetimes, or None if no single format fits all."""
+    return _parsed(text, (*_DATES, *_MOMENTS))
 
 
-def _understood(text: polars.Series, ways: Iterable[polars.Expr]) -> polars.Series | None:
-    """Return the first way to understand a column that leaves no value out."""
-    for way in ways:
+def _parsed(text: polars.Series, parsers: Iterable[polars.Expr]) -> polars.Series | None:
+    """Return the column by the first parser that fails for no value, or None."""
+    for parser in parsers:
         for part in (text.head(GLANCE), text):
-            found = part.alias("text").to_frame().select(way).to_series()
+            found = part.alias("text").to_frame().select(parser).to_series()
             if found.null_count() > part.null_count():
                 break
         else:

@@ -1,4 +1,4 @@
-"""The values of one column as numbers, days or texts, with missing ones told apart; nothing here is learnt."""
+"""The values of one column as numbers or datetimes, with NaN or null for missing ones; nothing is fitted here."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from efvfl.errors import DataError
 
 Kind = Literal["number", "boolean", "date", "time", "category"]
 TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
-LARGEST = 1e100  # numbers beyond this count as infinite: their squares must not overflow
-MICROSECONDS = 86_400_000_000  # a day
+LARGEST = 1e100  # larger numbers count as missing, so that squares do not overflow
+MICROSECONDS = 86_400_000_000  # per day
 TEXTS = (polars.String, polars.Categorical, polars.Enum, polars.Null)
 
 
 def kind_of(values: polars.Series) -> Kind:
-    """Return what a column holds, going by its type alone."""
+    """Return the kind of a column according to its dtype."""
     kind = values.dtype
     if kind.is_numeric() or kind == polars.Duration:
         return "number"
@@ -31,11 +31,13 @@ def kind_of(values: polars.Series) -> Kind:
         return "date"
     if kind in TEXTS:
         return "category"
-    raise DataError(f"column {values.name!r} holds {kind}, which no model takes.", "Name it in `leave_out`.")
+    raise DataError(
+        f"expected numbers, dates or strings in column {values.name!r}, got {kind}.", "Name it in `leave_out`."
+    )
 
 
 def numbers_of(values: polars.Series, kind: Kind) -> NDArray[np.float64]:
-    """Return one number for each row, NaN where it is missing: booleans as 0 and 1, dates as days since 1970."""
+    """Return one number per row, NaN if missing: booleans as 0 and 1, dates as days since 1970."""
     values = _of_any_kind(values)
     if kind == "boolean":
         found = _booleans(values).cast(polars.Float64)
@@ -51,13 +53,13 @@ def numbers_of(values: polars.Series, kind: Kind) -> NDArray[np.float64]:
 
 
 def moments(values: polars.Series) -> polars.Series:
-    """Return dates, times of day on dates, or texts and numbers such as 20240131 that say them, all in UTC."""
+    """Return datetimes in UTC, from dates, datetimes, or strings and numbers such as 20240131."""
     values = _of_any_kind(values)
     if values.dtype.is_integer() or values.dtype.is_float() or values.dtype in TEXTS:
         text = stripped(as_text(values))
         found = as_moments(text)
         if found is None:
-            raise _unlike(values, text, "dates, all written as 2024-01-31 or all in another common way,")
+            raise _unlike(values, text, "dates, all written as 2024-01-31 or all in another common format")
         values = found
     if isinstance(values.dtype, polars.Datetime) and values.dtype.time_zone:
         values = values.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
@@ -67,7 +69,7 @@ def moments(values: polars.Series) -> polars.Series:
 
 
 def _of_any_kind(values: polars.Series) -> polars.Series:
-    """Let a column without any value pass for whatever is expected: its file could not say what it holds."""
+    """Return a column without any value as nulls, which can become any kind: its dtype means nothing."""
     return values.cast(polars.Null) if values.null_count() == len(values) else values
 
 
@@ -90,8 +92,8 @@ def _booleans(values: polars.Series) -> polars.Series:
         return values
     text = stripped(as_text(values)).str.to_lowercase()
     known = text.is_in(TRUE) | text.is_in(FALSE)
-    if not known.all():  # a missing value is left out of account
-        raise _unlike(values, text.filter(~known), "true and false")
+    if not known.all():  # missing values are ignored
+        raise _unlike(values, text.filter(~known), "true or false")
     return text.is_in(TRUE)
 
 
@@ -104,6 +106,6 @@ def _times(values: polars.Series) -> polars.Series:
 def _unlike(values: polars.Series, wrong: polars.Series, expected: str) -> DataError:
     example = wrong.drop_nulls()[0]
     return DataError(
-        f"column {values.name!r} holds {example!r} (as {values.dtype}), {expected} are expected.",
-        "Mend the table, or set `types` for this column.",
+        f"expected {expected} in column {values.name!r}, got {example!r} ({values.dtype}).",
+        "Correct the table, or set `types` for this column.",
     )
