@@ -1,14 +1,13 @@
 """Kill participants with SIGKILL at random moments, start them again with the same command, and compare the end.
 
 `make chaos` runs it at length; tests/network/training/test_chaos.py a little. Every participant is a process of its own
-that runs the command line, forked from one that has torch loaded already, so that a start costs a fraction of a second.
+that runs the command line.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import multiprocessing
 import random
 import socket
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from processes import WARM, run_command
 
 CASES = {
     "private": """
@@ -65,19 +65,6 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def command(words: list[str], log: str) -> None:
-    """Run the command line in this process."""
-    import os
-    import sys
-
-    from efvfl.cli.main import main
-
-    with open(log, "a", buffering=1) as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        sys.exit(main(words))
-
-
 class Run:
     """All participants of one federation as processes."""
 
@@ -85,9 +72,6 @@ class Run:
         """Write the federation file and the certificates."""
         from efvfl.network.identity import authority
 
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["efvfl.runs.build", "efvfl.training.federate", "rich.console"])
-        self.context = context
         self.folder = folder
         folder.mkdir(parents=True)
         text = "\n".join(line.strip() for line in CASES[case].splitlines())
@@ -101,9 +85,8 @@ class Run:
         """Start a participant, with the same command as ever."""
         words = ["serve"] if name == "server" else ["join", "--party", name]
         words += [str(self.folder / "f.toml"), "--dir", str(self.folder / name), "--certs", str(self.folder / "certs")]
-        process = self.context.Process(
-            target=command, args=([*words, "--status", "quiet"], str(self.folder / f"{name}.log"))
-        )
+        log = self.folder / f"{name}.log"
+        process = WARM.Process(target=run_command, args=([*words, "--status", "quiet"], None, log, log))
         process.start()
         self.processes[name] = process
 
