@@ -25,7 +25,7 @@ from sklearn.preprocessing import StandardScaler
 
 from efvfl.core.fusion import Fusion
 from efvfl.core.losses import LOSSES
-from efvfl.data.tables.encode import Encoder, Settings
+from efvfl.data.tables.encode import Encoder, TableSettings
 from efvfl.data.tables.table import read
 from efvfl.models.mlp import mlp, seeded_model
 from efvfl.models.tables import table_model
@@ -143,7 +143,7 @@ def central(problem: Problem, seed: int, parties: Sequence[str] = ()) -> Result:
     models, features = [], []
     for name in parties or problem.columns:
         table = problem.frame.select(problem.columns[name])
-        encoder = Encoder.fit(table[train], Settings())
+        encoder = Encoder.fit(table[train], TableSettings())
         make = partial(table_model, encoder.layout, WIDTH)
         models.append(seeded_model(derive(seed, "party", name, "init"), make))
         features.append(torch.from_numpy(encoder.transform(table)))

@@ -15,8 +15,8 @@ from typing import Any
 import polars
 import pytest
 from align_case import PATIENCE, WAITING
-from processes import Process
 from rich.console import Console
+from warm_processes import Process
 
 from efvfl.cli import align
 from efvfl.cli.align import Shown, read_own

@@ -19,7 +19,6 @@ import numpy as np
 import polars
 import pytest
 import torch
-from processes import PATIENT, Process
 from refusal_case import (  # noqa: F401
     SECONDS,
     VICTIM,
@@ -33,6 +32,7 @@ from refusal_case import (  # noqa: F401
     settings,
 )
 from torch import Tensor
+from warm_processes import PATIENT, Process
 
 from efvfl.cli import network
 from efvfl.cli.main import main

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from processes import WARM
+from warm_processes import WARM
 
 from efvfl.experiments import jobs
 

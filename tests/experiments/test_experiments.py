@@ -9,7 +9,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from processes import WARM, run_sweep
+from warm_processes import WARM, run_sweep
 
 from efvfl.cli.main import main
 from efvfl.errors import CompressionError, ConfigError

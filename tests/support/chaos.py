@@ -7,9 +7,7 @@ that runs the command line.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import random
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from processes import WARM, run_command
+from ports import free_port
+from warm_processes import WARM, run_command
 
 CASES = {
     "private": """
@@ -56,13 +55,6 @@ address = "127.0.0.1:{port}"
 save_steps = {save}
 """
 PARTIES = ("top-left", "top-right", "bottom-left", "bottom-right")
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with contextlib.closing(socket.socket()) as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 class Run:

@@ -76,9 +76,9 @@ class Process:
     def running(self) -> bool:
         return self._process.is_alive()
 
-    def port(self) -> int:
-        """Wait until the port is told."""
-        return self._until(lambda: next((p for line in _lines(self._out) if (p := json.loads(line).get("port"))), 0))
+    def port(self, key: str = "port") -> int:
+        """Wait until a port is told."""
+        return self._until(lambda: next((p for line in _lines(self._out) if (p := json.loads(line).get(key))), 0))
 
     def wait_for(self, text: str) -> None:
         """Wait until there is a text among the messages."""
