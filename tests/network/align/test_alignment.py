@@ -576,8 +576,8 @@ def test_points_that_are_none_end_the_alignment_with_the_partys_name(
 
 
 def test_digests_of_a_table_that_changed_meanwhile_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("align_words", "align", "align_member"):
-        monkeypatch.setattr(f"efvfl.network.{module}.DIGESTS", 8)
+    for module in ("messages", "alignment", "party"):
+        monkeypatch.setattr(f"efvfl.network.align.{module}.DIGESTS", 8)
     ids = {name: sets(20)[name] for name in ("", "north")}
     answer = AlignMember._answer
 
