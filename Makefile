@@ -3,7 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo credit two-banks test check bench bench-full performance architecture chaos results format clean
+# Of pytest: `make test ARGS='-p no:randomly'` keeps the order of the files, `ARGS='-k alignment -n 0'` picks some.
+ARGS ?=
+
+.PHONY: demo credit two-banks test test-fast coverage check bench bench-full performance architecture chaos results \
+	format clean
 
 demo: $(READY)
 	$(BIN)/efvfl demo
@@ -15,7 +19,10 @@ two-banks: $(READY)
 	$(BIN)/python examples/two_banks/run.py
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+test-fast: $(READY)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow' $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -135,6 +135,3 @@ def whole_number(name: str, value: object, least: int | None = None) -> int:
     if least is not None and number < least:
         raise ConfigError(f"{name}: expected {expected}, got {number}.")
     return number
-
-
-shown, whole = describe, whole_number  # former names, until core and training use the new ones

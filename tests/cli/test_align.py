@@ -15,8 +15,8 @@ from typing import Any
 import polars
 import pytest
 from align_case import PATIENCE, WAITING
-from process_case import Process
 from rich.console import Console
+from warm_processes import Process
 
 from efvfl.cli import align
 from efvfl.cli.align import Shown, read_own
@@ -104,13 +104,6 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         started.append(Process(folder, "align", *arguments, "--status", "json"))
         return started[-1]
 
-    def here(server: Process, name: str) -> None:
-        """Wait until the server has greeted a party."""
-        assert server.process.stderr is not None
-        for line in server.process.stderr:
-            if f"{name} is here" in line:
-                return
-
     try:
         server = start("fed.toml")
         address = ("--address", f"127.0.0.1:{server.port()}")
@@ -118,11 +111,9 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             flags = ("--party", "south", "--dir", str(folder / "other"), "--certs", str(folder / "certs"))
             refused = main(["align", str(folder / "other.toml"), *flags, *address, "--status", "quiet"])
         north = start("fed.toml", "--party", "north", *address)
-        here(server, "north")
-        north.process.kill()
-        north.end()
-        server.process.kill()  # while it waits for south
-        server.end()
+        server.wait_for("north is here")
+        north.kill().end()
+        server.kill().end()  # while it waits for south
         server = start("fed.toml", *address)
         server.port()
         last = {name: start("fed.toml", "--party", name, *address, "--out", f"state-{name}") for name in NAMES}
@@ -131,9 +122,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         )
     finally:
         for process in started:
-            if process.process.poll() is None:
-                process.process.kill()
-                process.end()
+            if process.running:
+                process.kill().end()
 
 
 def test_all_end_well_with_the_same_list(story: Story) -> None:

@@ -19,7 +19,6 @@ import numpy as np
 import polars
 import pytest
 import torch
-from process_case import PATIENT, Process
 from refusal_case import (  # noqa: F401
     SECONDS,
     VICTIM,
@@ -33,6 +32,7 @@ from refusal_case import (  # noqa: F401
     settings,
 )
 from torch import Tensor
+from warm_processes import PATIENT, Process
 
 from efvfl.cli import network
 from efvfl.cli.main import main
@@ -53,7 +53,7 @@ from efvfl.network.training.party_process import PartyProcess
 from efvfl.runs.build import load_data, make_federation
 from efvfl.training import measure
 from efvfl.training.federation import Federation
-from efvfl.util import checkpoint
+from efvfl.util import checkpoint, files
 from efvfl.wire.message import Kind, Message
 
 FILE = """
@@ -121,7 +121,7 @@ class Story:
         return make_member(options, name, self.folder / "runs" / "fed" / name, data=self.folder)
 
 
-def identity(folder: Path, name: str) -> certificates.Identity:
+def identity(folder: Path, name: str) -> certificates.Credentials:
     return certificates.load(folder / "certs", name)
 
 
@@ -188,9 +188,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         yield Story(folder, file, whole, made, refused, first, saved, last)
     finally:
         for process in started:
-            if process.process.poll() is None:
-                process.process.kill()
-                process.end()
+            if process.running:
+                process.kill().end()
 
 
 def outcome_of(work: Callable[[], None]) -> BaseException:
@@ -596,13 +595,13 @@ def opened_as(kind: type[io.FileIO]) -> Callable[..., Any]:
 
 
 SPOILS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "no room": lambda patch: patch.setattr(checkpoint, "open", opened_as(Full), raising=False),
+    "no room": lambda patch: patch.setattr(files, "open", opened_as(Full), raising=False),
     "some room": lambda patch: patch.setattr(
-        checkpoint, "open", opened_as(type("Half", (Full,), {"room": 1000})), raising=False
+        files, "open", opened_as(type("Half", (Full,), {"room": 1000})), raising=False
     ),
-    "read-only": lambda patch: patch.setattr(checkpoint, "open", failing(0, errno.EACCES, open), raising=False),
+    "read-only": lambda patch: patch.setattr(files, "open", failing(0, errno.EACCES, open), raising=False),
     "a disk that turned read-only": lambda patch: patch.setattr(
-        checkpoint, "open", failing(0, errno.EROFS, open), raising=False
+        files, "open", failing(0, errno.EROFS, open), raising=False
     ),
     "no rename": lambda patch: patch.setattr(os, "replace", failing(0, errno.EACCES, os.replace)),
     **{

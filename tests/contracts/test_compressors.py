@@ -131,7 +131,7 @@ def error(block: FloatArray, image: FloatArray) -> float:
     return float(np.square(y - x).sum() / np.square(x).sum())
 
 
-def assert_contracts(compressor: Compressor, block: FloatArray, draws: int = 250) -> None:
+def assert_contracts(compressor: Compressor, block: FloatArray, draws: int = 100) -> None:
     """Assert Definition 1 for this block: exactly, or in the mean over keys less four standard errors."""
     if compressor.name not in RANDOM:
         draws = 1

@@ -28,7 +28,7 @@ from efvfl.errors import ConfigError
 
 KEEP = TopK(0.1)
 SLACK = 1 + 1e-9  # float64 may round a bound that is met with equality
-STEPS = 4500  # least squares at condition number 16: the gap falls below 1e-10
+STEPS = 1400  # least squares at condition number 4: the gap falls below 1e-10
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -179,7 +179,7 @@ def powers(base: float, count: int) -> Tensor:
 
 # Theorem 2 and the lemmas: least squares, full batch, top-k 10 %.
 
-REGRESSION = Table.random(seed=2, columns=[6, 6], scale=1.0, error=1.0)  # L / mu is 15.8
+REGRESSION = Table.random(seed=1, columns=[3, 3], scale=1.0, error=1.0)  # L / mu is 4.2
 
 
 @pytest.fixture(scope="module", params=["shared", "private"])
@@ -190,7 +190,7 @@ def labels(request: pytest.FixtureRequest) -> Labels:
 @pytest.fixture(scope="module")
 def run(labels: Labels) -> Trace:
     eta = theory.sufficient_step(REGRESSION.problem(labels=labels)).eta
-    steps = STEPS if labels == "shared" else 5250  # K + 1 makes the step smaller
+    steps = STEPS if labels == "shared" else 1700  # K + 1 makes the step smaller
     federation = REGRESSION.federation(SQUARES, efvfl(KEEP), eta, Agreement(labels=labels))
     return follow(REGRESSION, federation, steps, eta)
 
@@ -219,18 +219,18 @@ def test_lemma2_bounds_the_distortion_at_every_step(labels: Labels, run: Trace) 
 
 def test_the_gap_falls_linearly_at_the_sufficient_step_size(labels: Labels, run: Trace) -> None:
     problem, gap = REGRESSION.problem(labels=labels), REGRESSION.gap(run.x)
-    assert 12 < problem.smooth / problem.mu < 20
+    assert 4 < problem.smooth / problem.mu < 5
     step = theory.sufficient_step(problem)
     assert gap[-1] < 1e-10
 
     values = gap + theory.lyapunov_constant(problem, step) * run.distortion
     assert float(values[7]) == pytest.approx(theory.lyapunov(problem, step, float(gap[7]), float(run.distortion[7])))
-    for t in range(0, len(values), 250):
+    for t in range(0, len(values), 100):
         assert values[t] <= theory.theorem2_bound(problem, step, t, float(values[0])) * SLACK
     rate = 1 - step.eta * problem.mu
     assert (values <= powers(rate, len(values)) * values[0] * SLACK).all()
 
-    logs = gap.log()[500:]  # a line, at least as steep as the theorem says
+    logs = gap.log()[150:]  # a line, at least as steep as the theorem says
     times = torch.arange(len(logs), dtype=torch.float64)
     line = torch.linalg.lstsq(torch.stack([times, torch.ones_like(times)], 1), logs[:, None]).solution[:, 0]
     assert line[0] < math.log(rate)
@@ -252,8 +252,8 @@ def test_direct_compression_stalls(labels: Labels, run: Trace) -> None:
 
 
 def test_direct_compression_converges_if_it_vanishes() -> None:
-    gap = direct_gaps(TopK(Ramp(0.1, 1.0, 1000)))
-    assert gap[-1] < 1e-10 < 1e-6 < gap[1000]
+    gap = direct_gaps(TopK(Ramp(0.1, 1.0, 400)))
+    assert gap[-1] < 1e-10 < 1e-6 < gap[400]
 
 
 # Theorem 1: a nonconvex loss, full batch, top-k 10 %. The labels fit a model exactly, so f* = 0.
@@ -293,7 +293,7 @@ BATCH = 20
 def test_a_mini_batch_run_ends_in_theorem2s_neighbourhood() -> None:
     problem = NOISY.problem()
     step = theory.sufficient_step(problem)
-    samples, seeds, steps = len(NOISY.labels), range(3), 1200
+    samples, seeds, steps = len(NOISY.labels), range(2), 1200
     gaps, distortions, variances = [], [], []
     for seed in seeds:
         federation = NOISY.federation(

@@ -1,15 +1,15 @@
 """Experiments as files, results as files, and sweeps that survive being killed."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+from warm_processes import WARM, run_sweep
 
 from efvfl.cli.main import main
 from efvfl.errors import CompressionError, ConfigError
@@ -156,15 +156,16 @@ def test_results_are_the_same_in_one_process_and_in_several(small: Sweep, tmp_pa
     assert stamps == {p: p.stat().st_mtime_ns for p in (tmp_path / "many").iterdir()}
 
 
+@pytest.mark.slow
 def test_the_same_sweep_on_a_local_ray(small: Sweep, tmp_path: Path) -> None:
     """In a process of its own: Ray starts many, and leaves them to its driver's end."""
     file = tmp_path / "small.toml"
     file.write_text(SMALL)
     code = (
-        "import sys; from pathlib import Path; from efvfl import runner, sweep\n"
-        "jobs = sweep.changed(sweep.load(sys.argv[1]), epochs=2, seeds=(0,)).jobs()\n"
+        "import sys; from pathlib import Path; from efvfl.experiments import experiment_file, jobs\n"
+        "chosen = experiment_file.changed(experiment_file.load(sys.argv[1]), epochs=2, seeds=(0,)).jobs()\n"
         "done = []\n"
-        "runner.run_all(jobs, Path(sys.argv[2]), engine='ray', report=lambda job, epoch: done.append(epoch))\n"
+        "jobs.run_all(chosen, Path(sys.argv[2]), engine='ray', report=lambda job, epoch: done.append(epoch))\n"
         "assert done == [2, 2], done\n"
     )
     command = [sys.executable, "-c", code, str(file), str(tmp_path / "ray")]
@@ -183,12 +184,14 @@ def test_without_ray_the_engine_says_how_to_get_it(
         run_all(small.jobs(), tmp_path, engine="ray")
 
 
+@pytest.mark.usefixtures("warm_pool")
 def test_a_failing_run_stops_the_sweep_with_its_own_error(small: Sweep, tmp_path: Path) -> None:
     jobs = changed(small, epochs=1, data="mnistt").jobs()
     with pytest.raises(ConfigError, match=r"run 'svfl': .*Did you mean 'mnist'.*npz.*table"):
         run_all(jobs, tmp_path, workers=1)
 
 
+@pytest.mark.usefixtures("warm_pool")
 def test_a_run_that_diverges_does_not_take_the_others_with_it(small: Sweep, tmp_path: Path) -> None:
     first, *others = changed(small, epochs=2).jobs()
     wild = replace(first, config=replace(first.config, optimizer={"name": "SGD", "lr": float("inf")}))
@@ -198,34 +201,35 @@ def test_a_run_that_diverges_does_not_take_the_others_with_it(small: Sweep, tmp_
 
 
 def test_killing_a_sweep_and_starting_it_again_changes_no_result(tmp_path: Path) -> None:
-    """kill -9 on every process of a sweep, several times, against a sweep that nobody disturbed."""
+    """kill -9 on a process that runs a sweep, several times, against a sweep that nobody disturbed."""
     file = tmp_path / "small.toml"
     file.write_text(SMALL.replace("epochs = 4", "epochs = 12"))
-    code = (
-        "import sys; from pathlib import Path; from efvfl import runner, sweep\n"
-        "runner.CHECKPOINT_SECONDS = 0.0\n"  # after every record
-        "for job in sweep.load(sys.argv[1]).jobs(): runner.run_job(job, Path(sys.argv[2]))\n"
-    )
 
-    def start(out: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", code, str(file), str(tmp_path / out)], start_new_session=True)
+    def start(out: str) -> BaseProcess:
+        process = WARM.Process(target=run_sweep, args=(file, tmp_path / out))
+        process.start()
+        return process
 
-    assert start("calm").wait(timeout=120) == 0
+    def end(process: BaseProcess) -> int | None:
+        process.join(120)
+        return process.exitcode
+
+    assert end(start("calm")) == 0
     kills = 0
     while True:
         process = start("killed")
         deadline = time.monotonic() + 120
         parts, seen = tmp_path / "killed" / ".parts", set(without_times(tmp_path / "killed"))
-        while process.poll() is None and time.monotonic() < deadline:
+        while process.is_alive() and time.monotonic() < deadline:
             # Kill as soon as something new is on disk: in the middle of a run, or between two.
             new = {p.name for p in (tmp_path / "killed").glob("*.json")} - seen
             if kills < 4 and (new or (parts.exists() and any(parts.iterdir()))):
                 time.sleep(0.05 * kills)
-                os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
                 kills += 1
                 break
             time.sleep(0.002)
-        if process.wait(timeout=120) == 0:
+        if end(process) == 0:
             break
     assert kills >= 3
     assert without_times(tmp_path / "calm") == without_times(tmp_path / "killed")
@@ -233,6 +237,7 @@ def test_killing_a_sweep_and_starting_it_again_changes_no_result(tmp_path: Path)
     assert not any((tmp_path / "killed" / ".parts").iterdir())
 
 
+@pytest.mark.usefixtures("warm_pool")
 def test_reproduce_prints_a_table_and_writes_figures_and_a_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,6 +262,7 @@ def test_reproduce_prints_a_table_and_writes_figures_and_a_page(
     assert "modelnet10" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("warm_pool")
 def test_quick_works_offline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

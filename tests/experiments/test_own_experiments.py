@@ -13,6 +13,8 @@ from efvfl.experiments.experiment_file import Job, load, parse
 from efvfl.experiments.jobs import run_all
 from efvfl.network.training.participant import hold
 
+pytestmark = pytest.mark.usefixtures("warm_pool")
+
 OWN = """
 title = "Own"
 [base]

@@ -1,27 +1,26 @@
 """The emulated line of benchmarks/link.py: what goes in comes out, and the table says what was measured."""
 
-import multiprocessing
 import socket
 
 from benchmarks import link
+from warm_processes import PATIENT, WARM
 
 
 def test_a_line_carries_bytes_both_ways_unchanged() -> None:
     sent, answer = bytes(range(256)) * 100, b"back" * 1000
-    context = multiprocessing.get_context("spawn")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(30)
-        ours, theirs = context.Pipe()
-        process = context.Process(target=link.lines, args=(server.getsockname()[1], 1, theirs), daemon=True)
+        server.settimeout(PATIENT)
+        ours, theirs = WARM.Pipe()
+        process = WARM.Process(target=link.lines, args=(server.getsockname()[1], 1, theirs), daemon=True)
         process.start()
         try:
-            assert ours.poll(30)
-            with socket.create_connection(("127.0.0.1", ours.recv()[0]), timeout=30) as client:
+            assert ours.poll(PATIENT)
+            with socket.create_connection(("127.0.0.1", ours.recv()[0]), timeout=PATIENT) as client:
                 client.sendall(sent)
                 client.shutdown(socket.SHUT_WR)
                 there, _ = server.accept()
                 with there, there.makefile("rb") as file:
-                    there.settimeout(30)
+                    there.settimeout(PATIENT)
                     assert file.read() == sent  # also that the end arrives
                     there.sendall(answer)
                 with client.makefile("rb") as file:

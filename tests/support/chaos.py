@@ -1,16 +1,13 @@
 """Kill participants with SIGKILL at random moments, start them again with the same command, and compare the end.
 
 `make chaos` runs it at length; tests/network/training/test_chaos.py a little. Every participant is a process of its own
-that runs the command line, forked from one that has torch loaded already, so that a start costs a fraction of a second.
+that runs the command line.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import multiprocessing
 import random
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ports import free_port
+from warm_processes import WARM, run_command
 
 CASES = {
     "private": """
@@ -58,26 +57,6 @@ save_steps = {save}
 PARTIES = ("top-left", "top-right", "bottom-left", "bottom-right")
 
 
-def free_port() -> int:
-    """Return a port that is free now."""
-    with contextlib.closing(socket.socket()) as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
-def command(words: list[str], log: str) -> None:
-    """Run the command line in this process."""
-    import os
-    import sys
-
-    from efvfl.cli.main import main
-
-    with open(log, "a", buffering=1) as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        sys.exit(main(words))
-
-
 class Run:
     """All participants of one federation as processes."""
 
@@ -85,9 +64,6 @@ class Run:
         """Write the federation file and the certificates."""
         from efvfl.network.identity import authority
 
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["efvfl.runs.build", "efvfl.training.federate", "rich.console"])
-        self.context = context
         self.folder = folder
         folder.mkdir(parents=True)
         text = "\n".join(line.strip() for line in CASES[case].splitlines())
@@ -101,9 +77,8 @@ class Run:
         """Start a participant, with the same command as ever."""
         words = ["serve"] if name == "server" else ["join", "--party", name]
         words += [str(self.folder / "f.toml"), "--dir", str(self.folder / name), "--certs", str(self.folder / "certs")]
-        process = self.context.Process(
-            target=command, args=([*words, "--status", "quiet"], str(self.folder / f"{name}.log"))
-        )
+        log = self.folder / f"{name}.log"
+        process = WARM.Process(target=run_command, args=([*words, "--status", "quiet"], None, log, log))
         process.start()
         self.processes[name] = process
 
@@ -207,19 +182,19 @@ def disturbed(folder: Path, case: str, epochs: int, seed: int, most: int) -> tup
     return run.outcome(), kills
 
 
-def chaos(folder: Path, kills: int, epochs: int, seed: int = 0, loud: bool = False) -> int:
+def chaos(folder: Path, cases: list[str], kills: int, epochs: int, seed: int = 0, loud: bool = False) -> int:
     """Kill at least so many, over several runs; return how many. Fails at the first difference."""
-    wanted = {case: undisturbed(folder / f"{case}-calm", case, epochs) for case in CASES}
+    wanted = {case: undisturbed(folder / f"{case}-calm", case, epochs) for case in cases}
     done, turn = 0, 0
     while done < kills:
-        case = list(CASES)[turn % len(CASES)]
-        outcome, died = disturbed(folder / f"{case}-{turn}", case, epochs, seed + turn, most=-(-kills // len(CASES)))
+        case = cases[turn % len(cases)]
+        outcome, died = disturbed(folder / f"{case}-{turn}", case, epochs, seed + turn, most=-(-kills // len(cases)))
         found = list(differences(wanted[case], outcome))
         assert not found, f"{case}, seed {seed + turn}, {died} kills: {found[:10]} differ"
         done, turn = done + died, turn + 1
         if loud:
             print(f"{case}: {died} kills, the same bits at the end ({done} kills so far)", flush=True)
-        assert turn < 20 * len(CASES), "runs end before anybody can be killed: give them more epochs"
+        assert turn < 20 * len(cases), "runs end before anybody can be killed: give them more epochs"
     return done
 
 
@@ -230,4 +205,5 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        print(f"{chaos(Path(place), options.kills, options.epochs, options.seed, loud=True)} kills, no difference.")
+        done = chaos(Path(place), list(CASES), options.kills, options.epochs, options.seed, loud=True)
+        print(f"{done} kills, no difference.")

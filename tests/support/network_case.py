@@ -44,7 +44,7 @@ from efvfl.wire.ledger import Ledger
 _digits = importlib.import_module("efvfl.data.digits")
 _digits.load_digits = functools.cache(_digits.load_digits)
 
-SECONDS = 30.0  # until a run that hangs fails
+SECONDS = 300.0  # until a run that hangs fails
 Transport = Literal["memory", "grpc", "mtls", "faulty", "faulty-grpc"]
 
 PATIENCE = ServerTimeouts(hello=5.0, repeat=0.1, tick=0.01, linger=0.2)

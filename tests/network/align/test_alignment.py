@@ -16,7 +16,7 @@ import align_case
 import numpy as np
 import polars
 import pytest
-from align_case import Meeting, config, leaks
+from align_case import SECONDS, Meeting, config, leaks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -335,7 +335,7 @@ def test_workers_go_when_their_parent_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, sys, time\n"
-        "from efvfl.network import psi\n"
+        "from efvfl.network.align import psi\n"
         "if __name__ == '__main__':\n"
         "    pool = psi.workers(2)\n"
         "    print(pool.submit(os.getpid).result(), flush=True)\n"
@@ -349,7 +349,7 @@ def test_workers_go_when_their_parent_is_killed(tmp_path: Path) -> None:
     finally:
         parent.send_signal(signal.SIGKILL)
         parent.communicate()
-    ends = time.monotonic() + 30
+    ends = time.monotonic() + SECONDS
     while Path(f"/proc/{worker}").exists() and "Z" not in Path(f"/proc/{worker}/stat").read_text():
         assert time.monotonic() < ends, "a worker outlived its parent"
         time.sleep(0.02)
@@ -576,8 +576,8 @@ def test_points_that_are_none_end_the_alignment_with_the_partys_name(
 
 
 def test_digests_of_a_table_that_changed_meanwhile_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("align_words", "align", "align_member"):
-        monkeypatch.setattr(f"efvfl.network.{module}.DIGESTS", 8)
+    for module in ("messages", "alignment", "party"):
+        monkeypatch.setattr(f"efvfl.network.align.{module}.DIGESTS", 8)
     ids = {name: sets(20)[name] for name in ("", "north")}
     answer = AlignMember._answer
 

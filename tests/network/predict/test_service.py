@@ -1,12 +1,9 @@
 """The prediction service over real HTTPS, with parties that come and go in threads of this process."""
 
 import json
-import os
 import shutil
-import signal
 import socket
 import ssl
-import subprocess
 import sys
 import threading
 import time
@@ -28,6 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from network_case import Network
 from torch import Tensor
+from warm_processes import PATIENT, Process
 
 from efvfl import Federation
 from efvfl.cli.main import main
@@ -54,7 +52,6 @@ model = { width = 4 }
 observe_gradient = false
 """
 TOKEN = "t" * 40
-PATIENT = 60.0  # seconds until a test that hangs fails
 BRIEF = 0.3  # seconds for a request that shall not be answered
 PATIENTLY = ServiceSettings(timeout=PATIENT)
 NAMES = ["top-left", "top-right", "bottom-left", "bottom-right"]
@@ -672,28 +669,14 @@ def test_sigterm_answers_open_requests_and_ends(trained: Trained, tmp_path: Path
         "--status",
         "json",
         "--timeout",
-        "60",
+        "300",
     ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "efvfl", *words],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = Process(tmp_path, *words)
     parties = {name: network_case.member(network_case.ready(trained.config, name), tmp_path / name) for name in NAMES}
     loops: list[Dialler] = []
     threads = ThreadPoolExecutor()
     try:
-        assert process.stdout is not None
-        ports: dict[str, int] = {}
-        while "service" not in ports:
-            ports |= {
-                key: value
-                for key, value in json.loads(process.stdout.readline()).items()
-                if "port" in key or key == "service"
-            }
+        ports = {key: process.port(key) for key in ("port", "service")}
 
         def join(name: str) -> None:
             identity = certificates.load(trained.folder / "certs", name)
@@ -716,15 +699,13 @@ def test_sigterm_answers_open_requests_and_ends(trained: Trained, tmp_path: Path
             while not any(line.kind == "ask" for line in audit_log.read(tmp_path / "server")):
                 assert time.monotonic() < ends
                 time.sleep(0.02)
-            process.send_signal(signal.SIGTERM)
+            process.stop()
             join(NAMES[0])
             check(answer.result(PATIENT), trained, ["test:0"])
-        _, errors = process.communicate(timeout=PATIENT)
-        assert process.returncode == 0, errors
-        assert "Traceback" not in errors
+        assert process.end().code == 0, process.errors
+        assert "Traceback" not in process.errors
     finally:
-        process.kill()
-        process.communicate()
+        process.kill().end()
         for loop in loops:
             loop.stopping.set()
         threads.shutdown(wait=True)

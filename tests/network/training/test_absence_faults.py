@@ -19,17 +19,20 @@ def test_a_party_whose_reply_was_lost_is_welcome_while_the_next_request_is_out(
     """The server did not take its report, so they do not remember the same: SYNC is to mend that."""
     lab = Lab(tmp_path, config)
     lost: list[int] = []
+    gone: list[object] = []  # its link that was cut
 
     def lose(member: Watched, number: int) -> None:
         if member.name == AWAY and number == 5 and not lost:
             lost.append(number)
+            gone.append(lab.serving.requests.links[AWAY])
             lab.blocked.add(AWAY)
             raise LinkError("the reply is lost")
 
     def dawdle(member: Watched, number: int) -> None:
         if member.name != AWAY and number == 6 and AWAY in lab.blocked:
             lab.blocked.discard(AWAY)
-            time.sleep(0.4)  # until the other one has dialled
+            while lab.serving.requests.links.get(AWAY) in (None, *gone):  # until the other one has dialled again
+                time.sleep(0.005)
 
     lab.after, lab.before = lose, dawdle
     serving = lab.train()

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from chaos import chaos, differences
+from chaos import CASES, chaos, differences
 
 
 @pytest.mark.slow
-def test_thirty_kills_change_nothing(tmp_path: Path) -> None:
-    assert chaos(tmp_path, kills=30, epochs=24) >= 30
+@pytest.mark.parametrize("case", CASES)
+def test_eight_kills_change_nothing(case: str, tmp_path: Path) -> None:
+    assert chaos(tmp_path, [case], kills=8, epochs=24) >= 8
 
 
 def test_a_difference_would_be_found() -> None:

@@ -79,8 +79,8 @@ def test_whenever_one_of_them_ends_the_run_ends_alike(
     calm = Fate()
     assert_same(undisturbed(rows, mode), disturbed(run, tmp_path / "calm", who, calm))
     assert calm.events > 30
-    first = Random(f"{mode}/{save_steps}/{who}/{kill}").randint(1, 11)
-    for at in range(first, calm.events + 1, 11):  # a sample: other cases take other events
+    first = Random(f"{mode}/{save_steps}/{who}/{kill}").randint(1, 17)
+    for at in range(first, calm.events + 1, 17):  # a sample: other cases take other events
         outcome = disturbed(run, tmp_path / str(at), who, Fate(at, kill))
         try:
             assert_same(undisturbed(rows, mode), outcome)

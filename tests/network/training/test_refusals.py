@@ -21,6 +21,7 @@ import pytest
 import torch
 from refusal_case import (  # noqa: F401
     PATIENCE,
+    SECONDS,
     VICTIM,
     WAITING,
     Meeting,
@@ -52,7 +53,7 @@ from efvfl.wire.packet import number as leb128
 
 def said(caplog: pytest.LogCaptureFixture, text: str) -> None:
     """Wait until something is logged: a link is closed before that is told."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + SECONDS
     while not any(re.search(text, message) for message in caplog.messages):
         assert time.monotonic() < end, f"{text!r} is not in {caplog.messages}"
         time.sleep(0.01)
@@ -509,7 +510,7 @@ def test_a_flood_harms_nobody_and_leaves_no_thread(meeting: Meeting, kind: Frame
         rogue.wire.close()  # repeated HELLOs are no harm, but a second party of that name would have to wait
     else:
         rogue.closed()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + SECONDS
     while links() > len(meeting.requests.names) - 1:
         assert time.monotonic() < deadline, "the flood's thread is still there"
         time.sleep(0.01)

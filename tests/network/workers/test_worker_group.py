@@ -1,9 +1,7 @@
 """A party on several machines: workers that share the passes of its local model, compared with one worker."""
 
-import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,9 +17,11 @@ import pytest
 import torch
 import worker_case
 from network_case import PATIENCE, WAITING
+from ports import free_port
 from problems import close
 from refusal_case import same
 from torch import Tensor
+from warm_processes import PATIENT, WARM
 from worker_case import CASES, SCENES, WORKERS
 
 from efvfl.cli.main import main
@@ -36,29 +36,15 @@ from efvfl.network.workers import worker_group
 from efvfl.runs.build import load_data, make_federation
 from efvfl.util import checkpoint
 
-PATIENT = 300.0  # a busy machine may take long to start a process
-
-
 # A group of three processes, without a network.
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What came of all scenes at every worker."""
     folder = tmp_path_factory.mktemp("crew")
-    ports = free_ports(len(SCENES))
-    context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=worker_case.play, args=(rank, ports, folder)) for rank in range(WORKERS)]
+    ports = [free_port() for _ in SCENES]
+    workers = [WARM.Process(target=worker_case.play, args=(rank, ports, folder)) for rank in range(WORKERS)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -207,7 +193,7 @@ class Torchrun:
         self.folder = folder
         launch = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", str(restarts))
         self.process = subprocess.Popen(
-            [sys.executable, *launch, "--master-port", str(free_ports(1)[0]), worker_case.__file__, *words],
+            [sys.executable, *launch, "--master-port", str(free_port()), worker_case.__file__, *words],
             cwd=folder,
             env=os.environ | {"OMP_NUM_THREADS": "1", "CREW_FOLDER": str(folder)},
             stdout=subprocess.PIPE,
@@ -339,7 +325,7 @@ def test_the_label_holders_own_party(tmp_path: Path) -> None:
     """`serve` under torchrun, where the label holder has columns."""
     file = write(tmp_path, label_holder="south")
     config = configs.load(file)
-    port = free_ports(1)[0]
+    port = free_port()
     north = joining(file, "north", port)
     words = ("serve", "fed.toml", "--dir", "server", "--insecure", "--status", "quiet")
     try:
