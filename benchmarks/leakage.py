@@ -19,7 +19,21 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
-from efvfl import QSGD, Batches, Federation, Message, Method, Optimizer, Protection, TopK, efvfl, federate, svfl
+from efvfl import (
+    QSGD,
+    Batches,
+    Federation,
+    Message,
+    Method,
+    Optimizer,
+    Protection,
+    Setup,
+    TopK,
+    Training,
+    efvfl,
+    federate,
+    svfl,
+)
 from efvfl.core.open_reports import OpenReport
 from efvfl.core.party import Party
 from efvfl.data.base import Dataset, cut
@@ -109,14 +123,11 @@ def federation(data: Dataset, setting: Setting, seed: int) -> Federation:
         data.train.labels,
         models,
         head,
-        combine="sum",
-        loss="binary_cross_entropy",
         method=setting.method,
-        protect=setting.protect,
-        optimizer=Optimizer("Adam", {"lr": 0.01}),
-        batch_size=BATCH,
-        seed=seed,
-        label_holder=HOLDER,
+        training=Training(
+            loss="binary_cross_entropy", optimizer=Optimizer("Adam", {"lr": 0.01}), batch_size=BATCH, seed=seed
+        ),
+        setup=Setup(combine="sum", protect=setting.protect, label_holder=HOLDER),
     )
 
 

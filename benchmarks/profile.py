@@ -22,7 +22,7 @@ import torch
 from benchmarks import step
 from benchmarks.lines import machine_facts
 from benchmarks.timing import Sides, milliseconds
-from efvfl import Agreement, Message, Method, Optimizer, SharedLabels, TopK, efvfl, federate, svfl
+from efvfl import Agreement, Message, Method, Optimizer, SharedLabels, TopK, Training, efvfl, federate, svfl
 from efvfl.compress import Identity
 from efvfl.core import channel, local_model, party, shared_labels
 from efvfl.core import server as servers
@@ -211,7 +211,15 @@ BYTES: tuple[tuple[str, Method, Agreement], ...] = (
 def bytes_of(side: str, method: Method, agreement: Agreement) -> list[Bytes]:
     """Take apart what one step at batch 128 sends, up and down."""
     (x, y), (local, head) = step.rows(1_280), step.models()
-    made = federate(x, y, local, head, method=method, agreement=agreement, optimizer=Optimizer(), batch_size=128)
+    made = federate(
+        x,
+        y,
+        local,
+        head,
+        method=method,
+        agreement=agreement,
+        training=Training(optimizer=Optimizer(), batch_size=128),
+    )
     made.step()  # reports on the second step are out
     sent: dict[str, list[Message]] = {"up": [], "down": []}
     count = made.ledger.record

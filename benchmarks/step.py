@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.lines import Line, ratio
 from benchmarks.timing import Timing, alternate, best_threads
-from efvfl import QSGD, Agreement, Compressor, Federation, Optimizer, TopK, efvfl, federate
+from efvfl import QSGD, Agreement, Compressor, Federation, Optimizer, TopK, Training, efvfl, federate
 
 PARTIES, PIXELS, WIDTH, CLASSES = 4, 196, 16, 10
 MNIST = 60_000  # rows
@@ -99,9 +99,8 @@ def federation(
         local,
         head,
         method=efvfl(compressor or TopK(0.1)),
-        agreement=Agreement(labels=labels),  # type: ignore[arg-type]
-        optimizer=Optimizer("SGD", {"lr": network.rate}),
-        batch_size=batch,
+        agreement=Agreement(labels=labels),
+        training=Training(optimizer=Optimizer("SGD", {"lr": network.rate}), batch_size=batch),
     )
 
 

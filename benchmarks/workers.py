@@ -17,7 +17,7 @@ from torch import nn
 
 from benchmarks.lines import Line, ratio, table
 from benchmarks.timing import Timing, alternate
-from efvfl import Federation, Optimizer, TopK, efvfl, federate
+from efvfl import Federation, Optimizer, TopK, Training, efvfl, federate
 from efvfl.core.block import Block
 from efvfl.models.vision import resnet18
 from efvfl.network.workers import worker_group
@@ -37,7 +37,14 @@ def federation() -> Federation:
     torch.manual_seed(1)
     x, y = torch.randn(ROWS, 3, 16, 16), torch.randint(0, CLASSES, (ROWS,))
     method, head = efvfl(TopK(0.1)), nn.Linear(WIDTH, CLASSES)
-    return federate({NAME: x}, y, [model()], head, method=method, optimizer=OPTIMIZER, batch_size=BATCH)
+    return federate(
+        {NAME: x},
+        y,
+        [model()],
+        head,
+        method=method,
+        training=Training(optimizer=OPTIMIZER, batch_size=BATCH),
+    )
 
 
 def run_worker(rounds: int) -> None:

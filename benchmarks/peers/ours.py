@@ -14,7 +14,7 @@ import torch
 import efvfl
 from benchmarks.federation import network
 from benchmarks.peers import problem
-from efvfl import Agreement, Optimizer, federate
+from efvfl import Agreement, Optimizer, Training, federate
 from efvfl.config import run_file
 from efvfl.config.run_file import RunConfig
 from efvfl.network.training import participant
@@ -71,8 +71,7 @@ def in_one_process(method: str, warm: int, steps: int) -> str:
         head,
         method=run_config(method).method.build(),
         agreement=Agreement(labels="private"),
-        optimizer=Optimizer("SGD", {"lr": problem.RATE}),
-        batch_size=problem.BATCH,
+        training=Training(optimizer=Optimizer("SGD", {"lr": problem.RATE}), batch_size=problem.BATCH),
     )
     central = problem.Central(local, head, federation.server.batches.rows) if method == "svfl" else None
     return line(f"{TITLES[method]}, one process", federation.step, federation.ledger, central, warm, steps)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from efvfl.runs.run import train
     from efvfl.training.federate import federate
     from efvfl.training.federation import Federation
+    from efvfl.training.options import Setup, Training
     from efvfl.training.record import Record
     from efvfl.wire.message import Message
     from efvfl.wire.packet import Packet
@@ -32,6 +33,7 @@ _HOMES = {
     "runs.estimators": ("VerticalClassifier", "VerticalRegressor"),
     "runs.run": ("train",),
     "training.federate": ("federate",),
+    "training.options": ("Setup", "Training"),
     "core.losses": ("Loss",),
     "core.agreement": ("Agreement", "PrivateLabels", "SharedLabels"),
     "core.methods": ("Link", "Method", "cvfl", "efvfl", "svfl"),
@@ -64,10 +66,12 @@ __all__ = [
     "Ramp",
     "RandK",
     "Record",
+    "Setup",
     "SharedLabels",
     "Sign",
     "TopK",
     "TopKQSGD",
+    "Training",
     "VerticalClassifier",
     "VerticalRegressor",
     "cvfl",

@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from efvfl import Agreement, Federation, Loss, Method, Optimizer, Ramp, TopK, cvfl, efvfl, federate
+from efvfl import Agreement, Federation, Loss, Method, Optimizer, Ramp, Setup, TopK, Training, cvfl, efvfl, federate
 from efvfl.core import theory
 from efvfl.core.theory import Labels, Problem, Step
 from efvfl.errors import ConfigError
@@ -87,12 +87,10 @@ class Table:
             self.labels,
             models,
             nn.Identity(),
-            combine="sum",
-            loss=loss,
             method=method,
             agreement=agreement,
-            optimizer=Optimizer("SGD", {"lr": eta}),
-            **batches,
+            training=Training(loss=loss, optimizer=Optimizer("SGD", {"lr": eta}), **batches),
+            setup=Setup(combine="sum"),
         )
 
     def represent(self, x: Tensor) -> Tensor:

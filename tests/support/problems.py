@@ -1,13 +1,13 @@
 """Small problems that the tests share."""
 
 import copy
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from efvfl import Agreement, Federation, Link, Method, Optimizer, TopK, federate, svfl
+from efvfl import Agreement, Federation, Link, Method, Optimizer, Setup, TopK, Training, federate, svfl
 from efvfl.core.memory import ErrorFeedback
 
 ROWS, COLUMNS, WIDTH, CLASSES = 60, (5, 3, 4), 4, 3
@@ -63,7 +63,15 @@ def problem(method: Method | None = None, dtype: torch.dtype = torch.float64, **
         "method": method or svfl(),
         "optimizer": Optimizer("SGD", {"lr": 0.5}),
     }
-    return federate(**(given | options))
+    return federate_flat(**(given | options))
+
+
+def federate_flat(**options: Any) -> Federation:
+    """Call `federate` with the fields of `Training` and `Setup` given by name beside its own arguments."""
+    for name, made in (("training", Training), ("setup", Setup)):
+        chosen = {f.name: options.pop(f.name) for f in fields(made) if f.name in options}
+        options[name] = made(**{key: value for key, value in chosen.items() if value is not None or key == "seed"})
+    return federate(**options)
 
 
 def parameters(federation: Federation) -> list[Tensor]:

@@ -8,11 +8,25 @@ import numpy as np
 import polars
 import pytest
 import torch
-from problems import classes, columns, head, local_models, problem
+from problems import classes, columns, federate_flat, head, local_models, problem
 from torch import nn
 
-from efvfl import QSGD, Agreement, Federation, Loss, Optimizer, Ramp, SharedLabels, TopK, cvfl, efvfl, federate, svfl
-from efvfl.errors import ConfigError, shown, whole
+from efvfl import (
+    QSGD,
+    Agreement,
+    Federation,
+    Loss,
+    Optimizer,
+    Ramp,
+    Setup,
+    SharedLabels,
+    TopK,
+    cvfl,
+    efvfl,
+    federate,
+    svfl,
+)
+from efvfl.errors import ConfigError, describe, whole_number
 
 NAMES = ("bank", "telco", "shop")
 
@@ -26,7 +40,7 @@ def given(**options: Any) -> Federation:
         "models": local_models(torch.float32),
         "head": head(dtype=torch.float32),
     }
-    return federate(**(parts | options))
+    return federate_flat(**(parts | options))
 
 
 class Pair(nn.Module):
@@ -85,7 +99,7 @@ def test_models_may_be_named() -> None:
     models = dict(zip(NAMES, local_models(), strict=True))
     turned = {name: models[name] for name in reversed(NAMES)}
     assert problem(features=named, models=turned).models == list(models.values())
-    with pytest.raises(ConfigError, match=r"models of \['bank', 'telco'\] came"):
+    with pytest.raises(ConfigError, match=r"expected models of .* got those of \['bank', 'telco'\]"):
         problem(features=named, models={name: models[name] for name in NAMES[:2]})
 
 
@@ -103,61 +117,72 @@ GAP = [torch.where(torch.arange(60)[:, None] == 50, torch.nan, v) for v in X]
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"features": X[0]}, "each party has a table of its own: give a list"),
-        ({"features": []}, "no parties came"),
-        ({"features": {1: X[0], 2: X[1], 3: X[2]}}, "1 came as the name of a party"),
-        ({"features": [np.array([["a"]] * 60), *X[1:]]}, "columns of 'party1' hold values of dtype <U1"),
+        ({"features": X[0]}, "expected a table for each party, got .*: give a list"),
+        ({"features": []}, "expected at least one party, got none"),
+        ({"features": {1: X[0], 2: X[1], 3: X[2]}}, "expected a text as the name of a party, got 1"),
+        ({"features": [np.array([["a"]] * 60), *X[1:]]}, "columns of 'party1': expected numbers, got dtype <U1"),
         ({"features": [[[1.0], [1.0, 2.0]], *X[1:]]}, "cannot be read as a table of numbers"),
-        ({"labels": 3}, "the labels are the one number 3"),
-        ({"labels": Y[:0], "features": [v[:0] for v in X]}, "no labels came"),
+        ({"labels": 3}, "the labels: expected a row for each sample, got the one number 3"),
+        ({"labels": Y[:0], "features": [v[:0] for v in X]}, "expected at least one label, got none"),
         ({"labels": far(Y)}, "Target 7 is out of bounds.*The labels go up to 7"),
         (
             {"labels": Y > 0, "loss": "mse", "head": nn.Linear(4, 1).double()},
             r"loss 'mse': expected numbers .*torch\.bool",
         ),
-        ({"validation": X}, "validation = .* came, two things are expected"),
+        ({"validation": X}, r"expected validation=\(features, labels\), got "),
         ({"validation": (X, far(Y))}, "The validation labels go up to 7"),
         ({"test": (X, Y.double())}, "the test labels are torch.float64"),
         ({"test": (GAP, Y)}, "'party1' in the test rows hold NaN"),
-        ({"test": ([v[:, :2] for v in X], Y)}, r"test columns of 'party1' .*\(rows, 5\) of torch.float64 is expected"),
-        ({"test": ([v.float() for v in X], Y)}, "test columns of 'party1' are torch.float32"),
+        (
+            {"test": ([v[:, :2] for v in X], Y)},
+            r"test columns of 'party1': expected torch.float64 of shape \(rows, 5\)",
+        ),
+        ({"test": ([v.float() for v in X], Y)}, "test columns of 'party1': .* got torch.float32"),
         ({"test": ([v[:50] for v in X], Y)}, "'party1' holds 50 test rows, but there are 60 labels"),
-        ({"models": nn.Sequential(*local_models())}, "models = an object of Sequential came, a list is expected"),
-        ({"models": [nn.Linear] * 3}, "the class Linear came as the local model of 'party1'"),
-        ({"models": [Pair(), *local_models()[1:]]}, "gives the class tuple, one tensor"),
+        ({"models": nn.Sequential(*local_models())}, "expected a list of models, .* got an object of Sequential"),
+        (
+            {"models": [nn.Linear] * 3},
+            "expected a torch module as the local model of 'party1', .* got the class Linear",
+        ),
+        ({"models": [Pair(), *local_models()[1:]]}, "expected one tensor of shape .* got the class tuple"),
         ({"models": local_models(torch.float32)}, r"Columns are torch\.float64, the model is torch\.float32"),
-        ({"head": None}, "None came as the head"),
+        ({"head": None}, "expected a torch module as the head, .* got None"),
         (
             {"loss": nn.CrossEntropyLoss()},
             r"expected a loss, got an object of CrossEntropyLoss\. Give a name \('cross_entropy'",
         ),
         ({"loss": nn.functional.cross_entropy}, "expected a loss, got the function cross_entropy"),
-        ({"loss": Loss("own", lambda o, t: o, "m", lambda o, t: 0.0)}, "but one number, the mean over rows"),
-        ({"optimizer": "Adam"}, r"optimizer = 'Adam' came. Write optimizer=Optimizer\('Adam'"),
-        ({"optimizer": {"name": "SGD"}}, r"Write optimizer=Optimizer\("),
-        ({"optimizer": torch.optim.SGD([nn.Parameter(X[0])])}, "optimizer = an object of SGD came"),
-        ({"method": "efvfl"}, r"method = 'efvfl' came. Write method=svfl\(\)"),
-        ({"method": svfl}, "method = the function svfl came"),
-        ({"agreement": {"labels": "shared"}}, r"Write agreement=Agreement\(labels='shared'\)"),
+        ({"loss": Loss("own", lambda o, t: o, "m", lambda o, t: 0.0)}, "expected one number, the mean over rows"),
+        ({"optimizer": "Adam"}, r"optimizer: expected an Optimizer, got 'Adam'. Write Optimizer\('Adam'"),
+        ({"optimizer": {"name": "SGD"}}, r"Write Optimizer\("),
+        (
+            {"optimizer": torch.optim.SGD([nn.Parameter(X[0])])},
+            "optimizer: expected an Optimizer, got an object of SGD",
+        ),
+        ({"method": "efvfl"}, r"method: got 'efvfl'. Write method=svfl\(\)"),
+        ({"method": svfl}, "method: got the function svfl"),
+        ({"agreement": {"labels": "shared"}}, r"Write agreement=Agreement\(SharedLabels\(\)\)"),
         ({"protect": 0.5}, r"Write protect=Protection"),
         ({"batch_size": 1.5}, "batch_size: expected a whole number, got 1.5"),
         ({"batch_size": "16"}, "batch_size: expected a whole number, got '16'"),
         ({"seed": None}, "seed: expected a whole number, got None"),
         ({"private_seeds": {"prty1": 3}}, "private_seeds has 'prty1'.*Did you mean 'party1'"),
         ({"private_seeds": {"party1": "x"}}, r"private_seeds\['party1'\]: expected a whole number, got 'x'"),
-        ({"private_seeds": 3}, "private_seeds = 3 came, a dict"),
+        ({"private_seeds": 3}, "private_seeds: expected a dict, .* got 3"),
     ],
 )
 def test_mistakes_are_named(options: dict[str, Any], error: str) -> None:
     parts: dict[str, Any] = {"features": X, "labels": Y, "models": local_models(), "head": head()}
     with pytest.raises(ConfigError, match=error):
-        federate(**(parts | options))
+        federate_flat(**(parts | options))
 
 
 @pytest.mark.parametrize("wrong", [0.1, "topk", TopK, lambda x: x, None])
 def test_what_is_no_compressor_is_refused(wrong: Any) -> None:
     for make in (efvfl, cvfl):
-        with pytest.raises(ConfigError, match=re.escape(f"expected a compressor with its knobs, got {shown(wrong)}:")):
+        with pytest.raises(
+            ConfigError, match=re.escape(f"expected a compressor with its knobs, got {describe(wrong)}:")
+        ):
             make(wrong)
     for direction in ("down", "fusion"):
         with pytest.raises(ConfigError, match="expected a compressor with its knobs, got 0:"):
@@ -210,7 +235,7 @@ def test_mapped_memories_need_a_memory(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"memory = 'mapped' does not go with a method without a memory: .* no effect"
     ):
-        federate(X, Y, local_models(), head(), method=cvfl(TopK(0.1)), mapped=tmp_path)
+        federate(X, Y, local_models(), head(), method=cvfl(TopK(0.1)), setup=Setup(mapped=tmp_path))
 
 
 def test_the_uncompressed_method_goes_with_every_agreement_it_is_compared_in() -> None:
@@ -220,14 +245,14 @@ def test_the_uncompressed_method_goes_with_every_agreement_it_is_compared_in() -
 @pytest.mark.parametrize(
     ("features", "error"),
     [
-        ([X[0][:3], X[1][:1], X[2][:3]], "'party2': 1.* new rows: the same rows of all"),
-        ([v[:0] for v in X], "no rows came to predict"),
-        (X[:2], "the new rows are of 2 parties, but 3 are expected"),
-        ({"party1": X[0], "party2": X[1], "party4": X[2]}, "the new rows are of parties .*'party4'"),
-        ([X[0][:, :2], *X[1:]], r"new columns of 'party1' .* \(60, 2\)"),
-        ([v.float() for v in X], "are torch.float32"),
+        ([X[0][:3], X[1][:1], X[2][:3]], "new rows: expected the same rows of all .*'party2': 1"),
+        ([v[:0] for v in X], "expected at least one row to predict, got none"),
+        (X[:2], "the new rows: expected 3 parties, .* got 2"),
+        ({"party1": X[0], "party2": X[1], "party4": X[2]}, "the new rows: expected the parties .* got .*'party4'"),
+        ([X[0][:, :2], *X[1:]], r"new columns of 'party1': .* \(60, 2\)"),
+        ([v.float() for v in X], "got torch.float32"),
         (GAP, "in the new rows hold NaN"),
-        (X[0], "each party has a table of its own"),
+        (X[0], "expected a table for each party"),
     ],
 )
 def test_rows_that_cannot_be_predicted_are_refused(features: Any, error: str) -> None:
@@ -242,7 +267,7 @@ def test_training_refuses_numbers_at_once_and_not_when_records_are_asked_for(opt
 
 
 def test_numpys_whole_numbers_are_whole() -> None:
-    assert whole("n", np.int32(3), 1) == 3
+    assert whole_number("n", np.int32(3), 1) == 3
     for wrong in (True, 3.0, "3"):
         with pytest.raises(ConfigError, match="n: expected a whole number, got "):
-            whole("n", wrong)
+            whole_number("n", wrong)

@@ -9,7 +9,7 @@ import torch
 from problems import classes, columns, head, local_models, problem
 from torch import nn
 
-from efvfl import QSGD, Agreement, Optimizer, Record, SharedLabels, TopK, cvfl, efvfl, federate, svfl
+from efvfl import QSGD, Agreement, Optimizer, Record, SharedLabels, TopK, Training, cvfl, efvfl, federate, svfl
 from efvfl.core.block import Block
 from efvfl.core.losses import LOSSES, lookup
 from efvfl.training.measure import Split, evaluate, gradient, squared_norm
@@ -172,11 +172,11 @@ def test_metrics() -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"models": local_models()[:2]}, "3 parties need 3 local models, but 2 came"),
+        ({"models": local_models()[:2]}, "expected 3 local models, one for each party, got 2"),
         ({"labels": torch.zeros(59, dtype=torch.int64)}, "'party1' holds 60 training rows, but there are 59 labels"),
-        ({"label_holder": "bank"}, "'bank' is not a party"),
-        ({"models": [nn.Flatten(0).double()] * 3}, r"turns one row into shape \(5,\)"),
-        ({"test": ({"a": columns()[0]}, torch.zeros(60))}, "the test rows are of parties"),
+        ({"label_holder": "bank"}, "expected one of the parties .* got 'bank'"),
+        ({"models": [nn.Flatten(0).double()] * 3}, r"expected shape \(1, width\) for one row, got \(5,\)"),
+        ({"test": ({"a": columns()[0]}, torch.zeros(60))}, "the test rows: expected the parties"),
         ({"batch_size": -1}, "at least one sample"),
         ({"batch_order": "sorted"}, "'shuffle' or 'independent'"),
         ({"combine": "max"}, "'sum', 'mean' or 'concat'"),
@@ -200,7 +200,13 @@ def test_a_compression_that_vanishes_lets_direct_compression_converge_better() -
 
 def test_a_diverged_run_says_so() -> None:
     x = columns()
-    federation = federate(x, classes(x), local_models(), head(), optimizer=Optimizer("SGD", {"lr": 1e200}))
+    federation = federate(
+        x,
+        classes(x),
+        local_models(),
+        head(),
+        training=Training(optimizer=Optimizer("SGD", {"lr": 1e200})),
+    )
     with pytest.raises(ValueError, match=r"only finite numbers can be sent.*lower the learning rate"):
         for _ in federation.train(5):
             pass
@@ -284,12 +290,23 @@ def test_the_loss_of_a_record_is_of_its_epoch_whoever_took_the_steps() -> None:
 
 def test_a_diverged_run_says_whose_block_and_when() -> None:
     x = columns()
-    run = federate(x, classes(x), local_models(), head(), optimizer=Optimizer("SGD", {"lr": 1e200}))
+    run = federate(
+        x,
+        classes(x),
+        local_models(),
+        head(),
+        training=Training(optimizer=Optimizer("SGD", {"lr": 1e200})),
+    )
     with pytest.raises(ValueError, match=r"party\d's (representation|cotangent) cannot be sent at step \d+: entry"):
         run.fit(5)
     shared = Agreement(labels="shared")
     run = federate(
-        x, classes(x), local_models(), head(), agreement=shared, optimizer=Optimizer("SGD", {"lr": torch.inf})
+        x,
+        classes(x),
+        local_models(),
+        head(),
+        agreement=shared,
+        training=Training(optimizer=Optimizer("SGD", {"lr": torch.inf})),
     )
     with pytest.raises(ValueError, match=r"cannot be sent.*only finite numbers"):
         run.fit(5)

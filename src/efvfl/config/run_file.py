@@ -324,6 +324,6 @@ def _own_compressor(path: str) -> type[Compressor]:
         raise ConfigError(f"cannot import the compressor {path!r}: {error}") from error
     if not isinstance(found, type) or found not in REGISTRY.values():
         raise ConfigError(
-            f"{path!r} is {found!r}, a class under @register(name, code) is expected: see docs/adding-a-compressor.md."
+            f"{path!r}: expected a class under @register(name, code), got {found!r}: see docs/adding-a-compressor.md."
         )
     return found

@@ -49,7 +49,8 @@ class Agreement:
     True
     """
 
-    labels: LabelMode | Literal["private", "shared"] = field(default_factory=PrivateLabels)  # a word: its defaults
+    # A word stands for the mode with its defaults.
+    labels: LabelMode | Literal["private", "shared"] = field(default_factory=PrivateLabels)  # or SharedLabels(...)
     reports: ReportRange = "batch"  # rows of a report: the batch (C2 o C1), or all rows (Algorithm 1 as stated)
     pipeline: bool = False  # work on step t + 1 while the answer to step t travels: updates are one step stale
     memory_dtype: MemoryDtype = ""  # of surrogates at all ends: a narrower one halves them, and rounds
@@ -60,7 +61,8 @@ class Agreement:
             object.__setattr__(self, "labels", _MODES[self.labels]())
         if not isinstance(self.labels, LabelMode):
             raise ConfigError(
-                f"labels: expected PrivateLabels(), SharedLabels(...), 'private' or 'shared', got {describe(self.labels)}."
+                "labels: expected PrivateLabels(), SharedLabels(...), 'private' or 'shared', got "
+                f"{describe(self.labels)}."
             )
         check_word("reports", self.reports, ReportRange)
         check_word("memory_dtype", self.memory_dtype, MemoryDtype)

@@ -22,6 +22,7 @@ from efvfl.models.placement import place
 from efvfl.training.federate import federate, model_width
 from efvfl.training.federation import Federation
 from efvfl.training.measure import Split
+from efvfl.training.options import Setup, Training
 from efvfl.util.rng import derive
 
 if TYPE_CHECKING:
@@ -198,19 +199,23 @@ def make_federation(config: RunConfig, data: Dataset, folder: Path | None = None
         train[1],
         locals_,
         head,
-        combine=config.fusion.combine,
-        loss=make_loss(config, data.train.labels, data.classes),
         method=config.method.build(),
         agreement=config.agreement.build(),
-        protect=config.protect,
-        optimizer=make_optimizer(config.optimizer),
-        batch_size=config.batch_size,
-        batch_order=config.batch_order,
-        seed=config.seed,
-        private_seeds={name: private_seed(config, name) for name in ("", *data.names)},
         validation=rows(data.validation),
         test=rows(data.test),
-        label_holder=config.label_holder,
-        sources=data.sources,
-        mapped=memory_folder(config, folder),
+        training=Training(
+            loss=make_loss(config, data.train.labels, data.classes),
+            optimizer=make_optimizer(config.optimizer),
+            batch_size=config.batch_size,
+            batch_order=config.batch_order,
+            seed=config.seed,
+            private_seeds={name: private_seed(config, name) for name in ("", *data.names)},
+        ),
+        setup=Setup(
+            combine=config.fusion.combine,
+            protect=config.protect,
+            label_holder=config.label_holder,
+            sources=data.sources,
+            mapped=memory_folder(config, folder),
+        ),
     )

@@ -31,6 +31,7 @@ from efvfl.runs.build import head_model, make_optimizer
 from efvfl.training import measure
 from efvfl.training.federate import federate
 from efvfl.training.federation import Federation
+from efvfl.training.options import Setup, Training
 from efvfl.training.record import Record
 from efvfl.util.rng import derive
 
@@ -129,15 +130,13 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
             labels[rows],
             local,
             head_model(run, [run.model.width] * len(local), outputs),
-            combine=run.fusion.combine,
-            loss=loss,
             method=run.method.build(),
             agreement=run.agreement.build(),
-            optimizer=make_optimizer(run.optimizer),
-            batch_size=run.batch_size,
-            seed=run.seed,
             validation=({name: x[held] for name, x in features.items()}, labels[held]),
-            label_holder=run.label_holder,
+            training=Training(
+                loss=loss, optimizer=make_optimizer(run.optimizer), batch_size=run.batch_size, seed=run.seed
+            ),
+            setup=Setup(combine=run.fusion.combine, label_holder=run.label_holder),
         )
         self.records_ = self._learn(self.federation_, run.epochs)
         self._models = [_for_prediction(module) for module in self.federation_.models]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,19 @@ from torch import Tensor, nn
 from efvfl.core import losses, rules
 from efvfl.core.agreement import Agreement
 from efvfl.core.assembly import SharedParts, make_party, make_server, plain_model
-from efvfl.core.batches import Batches, BatchOrder, Source
-from efvfl.core.block import Optimizer
-from efvfl.core.fusion import Combine, Fusion
+from efvfl.core.batches import Batches, Source
+from efvfl.core.fusion import Fusion
 from efvfl.core.local_model import evaluating
 from efvfl.core.losses import Loss
 from efvfl.core.methods import Method, svfl
 from efvfl.core.party import Party
 from efvfl.core.plan import Plan
-from efvfl.core.protection import Protection
-from efvfl.errors import ConfigError, describe, whole_number
+from efvfl.errors import ConfigError, describe
 from efvfl.training import inputs
 from efvfl.training.federation import Federation
 from efvfl.training.inputs import Columns, Models
 from efvfl.training.measure import Split, predict
+from efvfl.training.options import Setup, Training
 from efvfl.training.transport import LocalTransport
 from efvfl.util.rng import derive
 
@@ -37,24 +37,14 @@ def federate(
     models: Models,
     head: nn.Module,
     *,
-    combine: Combine = "mean",
-    loss: str | Loss = "cross_entropy",
     method: Method | None = None,
     agreement: Agreement | None = None,
-    protect: Protection | None = None,
-    optimizer: Optimizer | None = None,
-    batch_size: int = 0,
-    batch_order: BatchOrder = "shuffle",
-    seed: int = 0,
-    private_seeds: Mapping[str, int] | None = None,
+    training: Training | None = None,
     validation: tuple[Columns, Any] | None = None,
     test: tuple[Columns, Any] | None = None,
-    label_holder: str = "",
-    sources: Sequence[Source] | None = None,
-    wire: bool = False,
-    mapped: Path | str | None = None,
+    setup: Setup | None = None,
 ) -> Federation:
-    """Make a federation in one process, ready to train.
+    """Return a federation in one process, ready to train. The models are trained in place.
 
     - `features`: a table of columns for each party, rows in the same order; a dict gives the parties names. A table is
       a tensor, an array, a frame or a list of numbers.
@@ -62,57 +52,70 @@ def federate(
     - `models`: one local model for each party, in their order or by name.
     - `head`: the module after the representations are combined.
     - `method`: `svfl()`, `cvfl(...)` or `efvfl(...)`; `agreement`: label mode and protocol choices.
-    - `protect`: what the label holder does to cotangents before they leave it, with private labels.
-    - `batch_size`: 0 means full batch.
+    - `training`: optimiser, batches, loss and seeds.
     - `validation`, `test`: (features, labels) of rows that are only looked at, with the same columns.
-    - `label_holder`: the party, if any, that sits next to the server.
-    - `sources`: what parties train on in place of `features`, such as augmented images; records use `features`.
-    - `wire`: send every message through its bytes, which changes nothing but time.
-    - `mapped`: a folder where memories lie in files without a name, for more rows than RAM has room for.
-    - `private_seeds`: of participants that do not want theirs to follow from `seed`, by name; '' is the server.
+    - `setup`: how representations are combined, who holds the labels, protection, and more.
 
-    All randomness comes from these seeds, by name. The models are trained in place.
+    >>> import torch
+    >>> from efvfl import Training, TopK, efvfl, federate
+    >>> x, y = [torch.ones(6, 3), torch.ones(6, 2)], torch.tensor([0, 1, 0, 1, 0, 1])
+    >>> models = [torch.nn.Linear(3, 4), torch.nn.Linear(2, 4)]
+    >>> run = federate(x, y, models, torch.nn.Linear(4, 2), method=efvfl(TopK(0.5)), training=Training(batch_size=2))
+    >>> run.fit(epochs=1)[0].step
+    3
     """
-    inputs.check_settings(method=method, agreement=agreement, protect=protect, optimizer=optimizer)
+    training, setup = training or Training(), setup or Setup()
+    inputs.check_settings(method=method, agreement=agreement, training=training, setup=setup)
     inputs.check_module(head, "the head")
     names, train = inputs.training_rows(features, labels)
-    local, seed_of = inputs.modules(models, names), inputs.seeds(seed, private_seeds, names)
-    if label_holder and label_holder not in names:
-        raise ConfigError(f"label_holder = {label_holder!r} is not a party; parties are {names}.")
-    if sources and [len(source) for source in sources] != [len(train.labels)] * len(names):
-        raise ConfigError(f"{len(names)} sources of {len(train.labels):,} rows are needed, one for each party.")
-    pairs = {"validation": validation, "test": test}
-    given = {name: inputs.held_out(pair, names, train, name) for name, pair in pairs.items()}
-    splits = {"train": train} | {name: split for name, split in given.items() if split is not None}
-    fusion = Fusion(head, combine)
+    seed_of = inputs.seeds(training.seed, training.private_seeds, names)
+    _check_setup(setup, names, len(train.labels))
+    splits = {"train": train, **inputs.held_out_splits({"validation": validation, "test": test}, names, train)}
+    fusion, local = Fusion(head, setup.combine), inputs.modules(models, names)
     widths, dtype = _widths(local, dict(zip(names, train.features, strict=True)))
+    seed = derive(training.seed, "batches")
     plan = Plan(
         names=names,
         widths=widths,
         dtype=dtype,
-        batches=Batches(
-            len(train.labels), whole_number("batch_size", batch_size), derive(seed, "batches"), batch_order
-        ),
+        batches=Batches(len(train.labels), training.batch_size, seed, training.batch_order),
         method=method or svfl(),
         agreement=agreement or Agreement(),
-        loss=losses.lookup(loss),
-        optimizer=optimizer or Optimizer(),
-        label_holder=label_holder,
-        mapped=None if mapped is None else Path(mapped),
+        loss=losses.lookup(training.loss),
+        optimizer=training.optimizer,
+        label_holder=setup.label_holder,
+        mapped=None if setup.mapped is None else Path(setup.mapped),
     )
-    chosen = {"combine": combine, "widths": tuple(widths), "protect": bool(protect and protect.on)}
-    rules.check(rules.Choices.of(plan.method, plan.agreement, mapped=plan.mapped is not None, **chosen))
+    rules.check(_choices(plan, setup))
     _check_parts(plan, splits, local, fusion)
-    server = make_server(plan, fusion, train.labels, derive(seed_of[""], "server"), protect)
+    server = make_server(plan, fusion, train.labels, derive(seed_of[""], "server"), setup.protect)
     parties: dict[str, Party] = {}
-    columns: list[Tensor | Source] = [*(sources or train.features)]
-    for name, model, x in zip(names, local, columns, strict=True):
+    columns: list[Tensor | Source] = [*(setup.sources or train.features)]
+    for name, module, x in zip(names, local, columns, strict=True):
         party_seed = derive(seed_of[name], "party", name)
-        shared = SharedParts(train.labels, copy.deepcopy(fusion), None if wire else server.channels)
-        made = plain_model(plan, name, model, x, party_seed)
-        parties[name] = make_party(plan, name, made, party_seed, None if plan.agreement.private else shared)
-    transport = LocalTransport(parties, here=[label_holder] if label_holder else [], wire=wire)
+        model = plain_model(plan, name, module, x, party_seed)
+        shared = SharedParts(train.labels, copy.deepcopy(fusion), None if setup.wire else server.channels)
+        parties[name] = make_party(plan, name, model, party_seed, None if plan.agreement.private else shared)
+    transport = LocalTransport(parties, here=[setup.label_holder] if setup.label_holder else [], wire=setup.wire)
     return Federation(server, transport, splits, plan.agreement.window)
+
+
+def _choices(plan: Plan, setup: Setup) -> rules.Choices:
+    chosen = rules.Choices.of(plan.method, plan.agreement)
+    return replace(
+        chosen,
+        combine=setup.combine,
+        widths=tuple(plan.widths),
+        protect=setup.protect.on,
+        mapped=plan.mapped is not None,
+    )
+
+
+def _check_setup(setup: Setup, names: list[str], rows: int) -> None:
+    if setup.label_holder and setup.label_holder not in names:
+        raise ConfigError(f"label_holder: expected one of the parties {names}, got {setup.label_holder!r}.")
+    if setup.sources and [len(source) for source in setup.sources] != [rows] * len(names):
+        raise ConfigError(f"sources: expected {len(names)} of {rows:,} rows, one for each party.")
 
 
 def _widths(models: Sequence[nn.Module], named: dict[str, Tensor]) -> tuple[list[int], torch.dtype]:
@@ -137,15 +140,13 @@ def model_width(model: nn.Module, features: Tensor, name: str) -> tuple[int, tor
         ) from error
     if not isinstance(h, Tensor):
         raise ConfigError(
-            f"the local model of {name!r} gives {describe(type(h))}, one tensor of shape (rows, width) is expected: put "
-            "it in a module that returns the part to send."
+            f"the local model of {name!r}: expected one tensor of shape (rows, width), got {describe(type(h))}: put it "
+            "in a module that returns the part to send."
         )
     if h.dim() != 2 or len(h) != 1 or not h.shape[1]:
-        raise ConfigError(
-            f"the local model of {name!r} turns one row into shape {tuple(h.shape)}; (1, width) is expected."
-        )
+        raise ConfigError(f"the local model of {name!r}: expected shape (1, width) for one row, got {tuple(h.shape)}.")
     if h.dtype not in (torch.float32, torch.float64):
-        raise ConfigError(f"the local model of {name!r} gives {h.dtype}, float32 or float64 is expected.")
+        raise ConfigError(f"the local model of {name!r}: expected float32 or float64, got {h.dtype}.")
     return h.shape[1], h.dtype
 
 
@@ -184,8 +185,8 @@ def _try_out(split: Split, models: Sequence[nn.Module], fusion: Fusion, loss: Lo
             f"the head or the loss {loss.name!r} does not fit representations and labels: {_ended(error)}{shape}"
         ) from error
     if not isinstance(found, Tensor) or found.dim():
-        came = tuple(found.shape) if isinstance(found, Tensor) else describe(found)
-        raise ConfigError(f"the loss {loss.name!r} gives {came}, but one number, the mean over rows, is expected.")
+        got = tuple(found.shape) if isinstance(found, Tensor) else describe(found)
+        raise ConfigError(f"the loss {loss.name!r}: expected one number, the mean over rows, got {got}.")
 
 
 def _ended(error: Exception) -> str:

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from efvfl.core.agreement import Agreement
-from efvfl.core.block import Optimizer
 from efvfl.core.methods import Method
-from efvfl.core.protection import Protection
 from efvfl.errors import ConfigError, describe, nearest, whole_number
 from efvfl.training.measure import Split
+from efvfl.training.options import Setup, Training
 
 Columns = Mapping[str, Any] | Sequence[Any]  # a table of numbers for each party
 Models = Sequence[nn.Module] | Mapping[str, nn.Module]
@@ -28,7 +27,7 @@ def tensor(values: Any, what: str) -> Tensor:
     """Return a table of numbers as a tensor."""
     made: Tensor = values if isinstance(values, Tensor) else torch.from_numpy(_array(values, what))
     if not made.dim():
-        raise ConfigError(f"the {what} are the one number {made.item()}: a row of them for each sample is expected.")
+        raise ConfigError(f"the {what}: expected a row for each sample, got the one number {made.item()}.")
     return made
 
 
@@ -41,7 +40,7 @@ def _array(values: Any, what: str) -> np.ndarray[Any, Any]:
     kinds = {"f": np.float64 if array.dtype.itemsize >= 8 else np.float32, "i": np.int64, "u": np.int64, "b": np.bool_}
     if array.dtype.kind not in kinds:
         raise ConfigError(
-            f"the {what} hold values of dtype {array.dtype}, numbers are expected: encode texts, dates and gaps first. "
+            f"the {what}: expected numbers, got dtype {array.dtype}: encode texts, dates and gaps first. "
             "VerticalClassifier, VerticalRegressor and run files with tables do that for you."
         )
     return np.require(array, kinds[array.dtype.kind], ["C", "W"])
@@ -51,10 +50,12 @@ def columns(features: Columns) -> dict[str, Tensor]:
     """Return every party's columns by its name; without names they are party1, party2, ..."""
     tables = features if isinstance(features, Mapping) else _numbered(features)
     if not tables:
-        raise ConfigError("no parties came: give the columns of each, as [x1, x2] or {'bank': x1, 'telco': x2}.")
+        raise ConfigError(
+            "expected at least one party, got none: give the columns of each, as [x1, x2] or {'bank': x1, 'telco': x2}."
+        )
     for name in tables:
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"{describe(name)} came as the name of a party, a text that is not empty is expected.")
+            raise ConfigError(f"expected a text as the name of a party, got {describe(name)}.")
     return {name: _numbers(table, f"columns of {name!r}") for name, table in tables.items()}
 
 
@@ -62,14 +63,14 @@ def _numbered(features: Any, what: str = "features") -> dict[str, Any]:
     one_table = isinstance(features, Tensor | np.ndarray) or hasattr(features, "to_numpy")
     if one_table or isinstance(features, str) or not isinstance(features, Iterable):
         raise ConfigError(
-            f"{what} = {describe(features)} came, but each party has a table of its own: give a list [x1, x2], or "
+            f"{what}: expected a table for each party, got {describe(features)}: give a list [x1, x2], or "
             "{'bank': x1, 'telco': x2}; of one party [x]."
         )
     return {f"party{k}": x for k, x in enumerate(features, start=1)}
 
 
 def _numbers(table: Any, what: str, dtype: torch.dtype | None = None) -> Tensor:
-    """Return columns, converted to a dtype if they came as anything but a tensor."""
+    """Return columns, converted to a dtype if they are anything but a tensor."""
     made = tensor(table, what)
     if isinstance(table, Tensor):
         return made
@@ -87,7 +88,7 @@ def training_rows(features: Columns, labels: Any) -> tuple[list[str], Split]:
     """Return the parties' names, and the rows to train on."""
     named, target = columns(features), targets(labels)
     if not len(target):
-        raise ConfigError("no labels came: at least one sample is needed.")
+        raise ConfigError("expected at least one label, got none.")
     _check_lengths(named, len(target), "training")
     return list(named), Split(list(named.values()), target)
 
@@ -97,7 +98,7 @@ def held_out(pair: Any, names: list[str], train: Split, what: str) -> Split | No
     if pair is None:
         return None
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise ConfigError(f"{what} = {describe(pair)} came, two things are expected: {what}=(features, labels).")
+        raise ConfigError(f"expected {what}=(features, labels), got {describe(pair)}.")
     target = targets(pair[1], f"{what} labels")
     if not len(target):
         return None
@@ -111,6 +112,12 @@ def held_out(pair: Any, names: list[str], train: Split, what: str) -> Split | No
     return Split(list(named.values()), target)
 
 
+def held_out_splits(pairs: Mapping[str, Any], names: list[str], train: Split) -> dict[str, Split]:
+    """Return the splits that are not trained on, of those that are given."""
+    found = {name: held_out(pair, names, train, name) for name, pair in pairs.items()}
+    return {name: split for name, split in found.items() if split is not None}
+
+
 def _check_lengths(named: Mapping[str, Tensor], rows: int, what: str) -> None:
     for name, x in named.items():
         if len(x) != rows:
@@ -121,9 +128,9 @@ def rows_of(features: Columns, names: list[str], like: Sequence[Tensor], what: s
     """Return further rows of these parties, whose columns must be `like` those of training (unknown if empty)."""
     tables = features if isinstance(features, Mapping) else _numbered(features, f"{what} features")
     if isinstance(features, Mapping) and set(tables) != set(names):
-        raise ConfigError(f"the {what} rows are of parties {list(tables)}, but {names} are expected.")
+        raise ConfigError(f"the {what} rows: expected the parties {names}, got {list(tables)}.")
     if len(tables) != len(names):
-        raise ConfigError(f"the {what} rows are of {len(tables)} parties, but {len(names)} are expected: {names}.")
+        raise ConfigError(f"the {what} rows: expected {len(names)} parties, {names}, got {len(tables)}.")
     found = {}
     ordered = [tables[name] for name in names] if isinstance(features, Mapping) else list(tables.values())
     for place, (name, table) in enumerate(zip(names, ordered, strict=True)):
@@ -131,8 +138,8 @@ def rows_of(features: Columns, names: list[str], like: Sequence[Tensor], what: s
         found[name] = x = _numbers(table, f"{what} columns of {name!r}", None if expected is None else expected.dtype)
         if expected is not None and (x.shape[1:] != expected.shape[1:] or x.dtype != expected.dtype):
             raise ConfigError(
-                f"the {what} columns of {name!r} are {x.dtype} of shape {tuple(x.shape)}, but (rows, "
-                f"{', '.join(map(str, expected.shape[1:]))}) of {expected.dtype} is expected, as in training."
+                f"the {what} columns of {name!r}: expected {expected.dtype} of shape (rows, "
+                f"{', '.join(map(str, expected.shape[1:]))}), as in training, got {x.dtype} of {tuple(x.shape)}."
             )
         check_finite(x, name, f" in the {what} rows")
     return found
@@ -143,9 +150,9 @@ def new_rows(features: Columns, names: list[str], like: Sequence[Tensor]) -> lis
     found = rows_of(features, names, like, "new")
     counts = {name: len(x) for name, x in found.items()}
     if len(set(counts.values())) > 1:
-        raise ConfigError(f"the parties hold {counts} new rows: the same rows of all, in one order, are expected.")
+        raise ConfigError(f"new rows: expected the same rows of all parties, in one order, got {counts}.")
     if not all(counts.values()):
-        raise ConfigError("no rows came to predict: at least one is expected.")
+        raise ConfigError("expected at least one row to predict, got none.")
     return list(found.values())
 
 
@@ -159,14 +166,14 @@ def modules(models: Any, names: list[str]) -> list[nn.Module]:
     """Return the local models in the parties' order."""
     if isinstance(models, Mapping | nn.ModuleDict):
         if set(models) != set(names):
-            raise ConfigError(f"models of {list(models)} came, those of {names} are expected.")
+            raise ConfigError(f"expected models of {names}, got those of {list(models)}.")
         models = [models[name] for name in names]
     single = isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList)
     if single or not isinstance(models, Iterable):
-        raise ConfigError(f"models = {describe(models)} came, a list is expected, one for each of {names}.")
+        raise ConfigError(f"expected a list of models, one for each of {names}, got {describe(models)}.")
     found = list(models)
     if len(found) != len(names):
-        raise ConfigError(f"{len(names)} parties need {len(names)} local models, but {len(found)} came.")
+        raise ConfigError(f"expected {len(names)} local models, one for each party, got {len(found)}.")
     for name, model in zip(names, found, strict=True):
         check_module(model, f"the local model of {name!r}")
     return found
@@ -175,30 +182,30 @@ def modules(models: Any, names: list[str]) -> list[nn.Module]:
 def check_module(module: object, what: str) -> None:
     """Refuse what torch cannot train."""
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"{describe(module)} came as {what}, a torch module is expected, such as nn.Linear(8, 2).")
+        raise ConfigError(f"expected a torch module as {what}, such as nn.Linear(8, 2), got {describe(module)}.")
 
 
 CALLS: dict[str, tuple[type, str]] = {
     "method": (Method, "method=svfl(), method=cvfl(TopK(0.1)) or method=efvfl(TopK(0.1))"),
-    "agreement": (Agreement, "agreement=Agreement(labels='shared')"),
-    "protect": (Protection, "protect=Protection(clip=0.5)"),
-    "optimizer": (Optimizer, "optimizer=Optimizer('Adam', {'lr': 0.01})"),
+    "agreement": (Agreement, "agreement=Agreement(SharedLabels())"),
+    "training": (Training, "training=Training(Optimizer('Adam', {'lr': 0.01}), batch_size=128)"),
+    "setup": (Setup, "setup=Setup(combine='sum')"),
 }
 
 
 def check_settings(**settings: object) -> None:
-    """Refuse a method, agreement, protection or optimiser that is something else; None is the default."""
+    """Refuse an argument that is an object of another class; None is the default."""
     for name, value in settings.items():
         kind, call = CALLS[name]
         if value is not None and not isinstance(value, kind):
-            raise ConfigError(f"{name} = {describe(value)} came. Write {call}.")
+            raise ConfigError(f"{name}: got {describe(value)}. Write {call}.")
 
 
 def seeds(seed: object, private: object, names: list[str]) -> dict[str, int]:
     """Return the seed of every party, and of the server under ''."""
     everyones = whole_number("seed", seed)
     if not isinstance(private, Mapping | None):
-        raise ConfigError(f"private_seeds = {describe(private)} came, a dict is expected, such as {{'{names[0]}': 3}}.")
+        raise ConfigError(f"private_seeds: expected a dict, such as {{'{names[0]}': 3}}, got {describe(private)}.")
     for name in private or {}:
         if name not in ("", *names):
             raise ConfigError(

@@ -1,0 +1,63 @@
+"""What `federate` takes beside data, models, method and agreement: how to train, and how participants are set up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from efvfl.core.batches import BatchOrder, Source
+from efvfl.core.block import Optimizer
+from efvfl.core.fusion import Combine
+from efvfl.core.losses import Loss
+from efvfl.core.protection import Protection
+from efvfl.errors import ConfigError, describe, whole_number
+
+
+@dataclass(frozen=True)
+class Training:
+    """How the network is trained. All randomness comes from `seed`, by name.
+
+    >>> Training(Optimizer("Adam", {"lr": 0.01}), batch_size=128, loss="mse").seed
+    0
+    """
+
+    optimizer: Optimizer = field(default_factory=Optimizer)  # of every block
+    batch_size: int = 0  # rows in a batch; 0: all of them (full batch)
+    loss: str | Loss = "cross_entropy"  # a name, or your own
+    seed: int = 0
+    batch_order: BatchOrder = (
+        "shuffle"  # independent: every batch is drawn anew, as the theory of batch reports assumes
+    )
+    private_seeds: Mapping[str, int] | None = (
+        None  # of participants whose seed is not to follow from `seed`; '': server
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse what is no optimiser, and numbers that are not whole."""
+        if not isinstance(self.optimizer, Optimizer):
+            raise ConfigError(
+                f"optimizer: expected an Optimizer, got {describe(self.optimizer)}. Write Optimizer('Adam', "
+                "{'lr': 0.01})."
+            )
+        whole_number("batch_size", self.batch_size)
+        whole_number("seed", self.seed)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How representations are combined, who sits where, and how one process plays all participants."""
+
+    combine: Combine = "mean"  # or sum, concat: what the head works on
+    label_holder: str = ""  # the party, if any, that sits next to the server
+    protect: Protection = field(default_factory=Protection)  # of cotangents before they leave the label holder
+    sources: Sequence[Source] | None = None  # what parties train on in place of `features`, such as augmented images
+    wire: bool = False  # send every message through its bytes, which changes nothing but time
+    mapped: Path | str | None = None  # a folder where memories lie in files, for more rows than RAM has room for
+
+    def __post_init__(self) -> None:
+        """Refuse what is no protection."""
+        if not isinstance(self.protect, Protection):
+            raise ConfigError(
+                f"protect: expected a Protection, got {describe(self.protect)}. Write protect=Protection(clip=0.5)."
+            )

@@ -1,0 +1,95 @@
+"""One table of rules: every one of them is broken once, and refused alike wherever the choice is made."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import ROOT
+from problems import WIDTH, local_models, problem
+from tools import options
+from torch import nn
+
+from efvfl import QSGD, Agreement, Protection, SharedLabels, TopK, cvfl, efvfl
+from efvfl.config.parsing import read
+from efvfl.config.run_file import RunConfig
+from efvfl.core.rules import RULES, Choices, check
+from efvfl.errors import ConfigError
+
+SHARED = Agreement(SharedLabels())
+COMPRESS = Agreement(SharedLabels(fusion="compress"))
+NARROW = Agreement(memory_dtype="bfloat16")
+
+# For every rule, in the order of the table: choices that break it and no other, and the same in a run file.
+BROKEN: list[tuple[Choices, dict[str, Any] | None]] = [
+    (Choices(SHARED, down=True), {"agreement": {"labels": "shared"}, "method": {"down": {"name": "sign"}}}),
+    (Choices(fusion=True), {"method": {"fusion": {"name": "sign"}}}),
+    (Choices(COMPRESS), {"agreement": {"labels": "shared", "fusion": "compress"}}),
+    (Choices(SHARED, protect=True), {"agreement": {"labels": "shared"}, "protect": {"clip": 1.0}}),
+    (
+        Choices(Agreement(SharedLabels(fusion="replicate"), pipeline=True)),
+        {"agreement": {"labels": "shared", "fusion": "replicate", "pipeline": True}},
+    ),
+    (
+        Choices(Agreement(SharedLabels(downlink="aggregate")), combine="concat"),
+        {"agreement": {"labels": "shared", "downlink": "aggregate"}, "fusion": {"combine": "concat"}},
+    ),
+    (Choices(widths=(3, 4)), None),
+    (Choices(memory=False, exact_start=True), {"method": {"name": "cvfl", "start": "exact"}}),
+    (Choices(NARROW, exact_start=True), {"agreement": {"memory_dtype": "bfloat16"}, "method": {"start": "exact"}}),
+    (Choices(NARROW, memory=False), {"agreement": {"memory_dtype": "bfloat16"}, "method": {"name": "cvfl"}}),
+    (Choices(mapped=True, memory=False), {"memory": "mapped", "method": {"name": "cvfl"}}),
+    (Choices(on_missing="stale", memory=False), {"network": {"on_missing": "stale"}, "method": {"name": "cvfl"}}),
+    (Choices(on_missing="stale", exact_start=True), {"network": {"on_missing": "stale"}, "method": {"start": "exact"}}),
+    (
+        Choices(Agreement(pipeline=True), on_missing="stale"),
+        {"network": {"on_missing": "stale"}, "agreement": {"pipeline": True}},
+    ),
+    (Choices(Agreement(pipeline=True), workers=2), None),
+]
+
+
+def test_every_rule_is_tried() -> None:
+    assert len(BROKEN) == len(RULES)
+    check(Choices())
+
+
+@pytest.mark.parametrize(("number", "case"), list(enumerate(BROKEN)), ids=[f"{r.setting} / {r.clash}" for r in RULES])
+def test_a_broken_rule_is_named_with_its_reason_and_remedy(
+    number: int, case: tuple[Choices, dict[str, Any] | None]
+) -> None:
+    rule, (choices, table) = RULES[number], case
+    assert [r for r in RULES if r.broken(choices)] == [rule]
+    with pytest.raises(ConfigError) as found:
+        check(choices)
+    assert str(found.value) == rule.text
+    assert rule.instead in rule.text
+    if table is not None:
+        with pytest.raises(ConfigError) as found:
+            read(RunConfig, table, "run.toml")
+        assert str(found.value) == rule.text
+
+
+def test_python_is_refused_by_the_same_table(tmp_path: Path) -> None:
+    models = [*local_models()[:2], nn.Linear(4, WIDTH + 1).double()]
+    cases: list[dict[str, Any]] = [
+        {"method": cvfl(TopK(0.1)), "agreement": NARROW},
+        {"method": cvfl(TopK(0.1)), "mapped": tmp_path},
+        {"method": efvfl(TopK(0.1), start="exact"), "agreement": NARROW},
+        {"agreement": SHARED, "protect": Protection(1.0)},
+        {"agreement": Agreement(SharedLabels(downlink="aggregate")), "combine": "concat"},
+        {"models": models},
+    ]
+    for case in cases:
+        with pytest.raises(ConfigError, match="does not go with") as found:
+            problem(**case)
+        assert str(found.value) in {rule.text for rule in RULES}
+
+
+def test_a_downlink_with_a_memory_may_be_narrow() -> None:
+    method = replace(cvfl(TopK(0.1)), down=efvfl(QSGD(4)).up)
+    check(Choices.of(method, NARROW))
+
+
+def test_the_page_of_options_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "options.md").read_text(encoding="utf-8") == options.page()
