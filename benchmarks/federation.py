@@ -15,7 +15,7 @@ from efvfl.network import handshake
 from efvfl.network.identity import authority, certificates
 from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.grpc import dial, listen
-from efvfl.network.training import participant
+from efvfl.network.training import build, questions
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.party_process import PartyProcess
 from efvfl.network.training.server_process import ServerProcess
@@ -27,13 +27,13 @@ def _party(folder: Path, config: RunConfig, hold: Hold, name: str, port: int) ->
     """Be a party until the server goes."""
     torch.set_num_threads(1)
     held = hold(name)
-    plan = participant.make_plan(config, held)
-    made = participant.build_party(config, plan, held, name)
+    plan = build.make_plan(config, held)
+    made = build.build_party(config, plan, held, name)
     about = handshake.about(config, name, held.names, held.trained_ids)
-    member = PartyProcess(made, folder / name, about, participant.QuestionHandler(made, held))
+    member = PartyProcess(made, folder / name, about, questions.QuestionHandler(made, held))
     identity = certificates.load(folder / "certs", name)
     Dialler(
-        member, partial(dial, f"127.0.0.1:{port}", identity, participant.frame_limit(plan, made.label_mode.fusion_size))
+        member, partial(dial, f"127.0.0.1:{port}", identity, build.frame_limit(plan, made.label_mode.fusion_size))
     ).run()
 
 
@@ -52,7 +52,7 @@ def network(
     serving = ServerProcess(config, hold(""), folder / "server")
     names = serving.requests.names
     authority.make(folder / "certs", [certificates.SERVER, *names])
-    identity, limit = certificates.load(folder / "certs", certificates.SERVER), participant.frame_limit(serving.plan)
+    identity, limit = certificates.load(folder / "certs", certificates.SERVER), build.frame_limit(serving.plan)
     listening, port = listen("127.0.0.1:0", identity, limit, len(names), serving.requests.accept)
     context = multiprocessing.get_context("spawn")
     processes = [

@@ -28,7 +28,7 @@ from benchmarks import federation
 from benchmarks.lines import Line, slug
 from efvfl.config import run_file as configs
 from efvfl.config.run_file import RunConfig
-from efvfl.network.training import participant
+from efvfl.network.training import participant_data
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.server_process import ServerProcess
 from efvfl.runs.build import load_data, make_federation
@@ -106,7 +106,7 @@ def run_config(method: dict[str, Any], batch_size: int) -> RunConfig:
 
 def hold(config: RunConfig, name: str) -> ParticipantData:
     """Return what a party holds, or the server."""
-    return participant.hold(config, Path(), name)
+    return participant_data.load(config, Path(), name)
 
 
 @contextmanager

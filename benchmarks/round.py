@@ -26,6 +26,7 @@ from benchmarks.timing import Timing, alternate
 from efvfl.config import run_file as configs
 from efvfl.config.run_file import RunConfig
 from efvfl.network.identity import certificates
+from efvfl.network.links.connections import Hooks
 from efvfl.network.links.frame import Frame
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.server_process import ServerProcess
@@ -144,7 +145,7 @@ def against_bare(labels: str, rounds: int, inner: int) -> dict[str, Timing]:
         sizes[direction] = max(sizes[direction], len(frame.body))
 
     with network(labels) as (serving, folder):
-        serving.requests.wrote = wrote
+        serving.requests.hooks = Hooks(wrote=wrote)
         for _ in range(5):
             serving.advance()
         exchange, stop_bare = bare(folder, sizes["in"], sizes["out"])

@@ -17,7 +17,7 @@ from benchmarks.peers import problem
 from efvfl import Agreement, Optimizer, Training, federate
 from efvfl.config import run_file
 from efvfl.config.run_file import RunConfig
-from efvfl.network.training import participant
+from efvfl.network.training import build
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.wire.ledger import Ledger
 
@@ -82,7 +82,7 @@ def over_the_network(method: str, warm: int, steps: int) -> str:
     settings = run_config(method)
     with tempfile.TemporaryDirectory() as folder, network(settings, holding, Path(folder)) as serving:
         plan = serving.plan
-        local = [participant.build_party(settings, plan, holding(name), name).block.module for name in NAMES]
+        local = [build.build_party(settings, plan, holding(name), name).block.module for name in NAMES]
         central = problem.Central(local, serving.server.fusion.head, plan.batches.rows) if method == "svfl" else None
 
         def step() -> float:

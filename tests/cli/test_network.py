@@ -41,6 +41,7 @@ from efvfl.config.run_file import NetworkConfig
 from efvfl.errors import CheckpointError, Interrupted, RefusedError
 from efvfl.network.identity import certificates
 from efvfl.network.links import message_log
+from efvfl.network.links.connections import Hooks
 from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.frame import Frame, FrameKind, words
 from efvfl.network.links.grpc import dial, listen
@@ -178,7 +179,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         south.message_log.close()
         folders = {name: folder / "runs" / "fed" / name for name in ("server", *NAMES)}
         states = {name: checkpoint.load(path / "checkpoint.safetensors") for name, path in folders.items()}
-        saved = {name: int(state.get("handled", state.get("number"))) for name, state in states.items()}
+        requests = states["server"]["requests"]
+        saved = {"server": requests["number"]} | {name: states[name]["handled"] for name in NAMES}
         # The same commands again.
         last = {"server": start(*serve)}
         address = ("--address", f"127.0.0.1:{last['server'].port()}")
@@ -232,15 +234,15 @@ def test_the_final_model_is_that_of_one_process(story: Story) -> None:
     """Every tensor of every participant: parameters, optimisers, memories."""
     expected = checkpoint.load(story.folder / "whole" / "checkpoint.safetensors")
     server = checkpoint.load(story.folder / "runs" / "fed" / "server" / "checkpoint.safetensors")
-    assert server["finished"]
-    assert server["informed"] == sorted(NAMES)
+    assert server["requests"]["under_way"] == 0
+    assert server["requests"]["told"] == sorted(NAMES)
     assert same(server["server"], expected["federation"]["server"])
     assert same(server["ledger"], expected["federation"]["ledger"])
     for name in NAMES:
         party = checkpoint.load(story.folder / "runs" / "fed" / name / "checkpoint.safetensors")
         assert same(party["party"], expected["federation"]["parties"][name])
     ours = (story.folder / "runs" / "fed" / "server" / "records.jsonl").read_text().splitlines()
-    kept = ("epoch", "step", "surrogate_loss", "validation", "test", "bytes_up", "bytes_down", "ledger")
+    kept = ("epoch", "step", "surrogate_loss", "validation", "test", "bytes_up", "bytes_down", "ledger", "paper_bits")
     for mine, other in zip(map(json.loads, ours), map(json.loads, expected["records"]), strict=True):
         assert {key: mine[key] for key in kept} == {key: other[key] for key in kept}
 
@@ -476,7 +478,7 @@ def test_a_server_whose_parties_do_not_come(place: Path, capsys: pytest.CaptureF
         captured = capsys.readouterr()
         assert "has been missing for 0 seconds, and on_missing is 'stop'. Everything is saved" in captured.err
         assert json.loads(captured.out.splitlines()[0])["port"] > 0
-        assert checkpoint.load(place / "runs" / "fed" / "server" / "checkpoint.safetensors")["number"] == 0
+        assert checkpoint.load(place / "runs" / "fed" / "server" / "checkpoint.safetensors")["requests"]["number"] == 0
 
 
 def test_a_party_whose_server_does_not_come(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -520,7 +522,7 @@ WELCOME = words(FrameKind.WELCOME, {"number": 0})
             4,
             "of 2 rows",
         ),
-        ([WELCOME, replace(BEGIN, number=5)], "", 3, "request 5 came, but request 0 has not come yet"),
+        ([WELCOME, replace(BEGIN, number=5)], "", 3, "expected request 0, got request 5"),
         ([WELCOME, replace(BEGIN, body=b"junk")], "", 3, "request 0 is not a message"),
         ([WELCOME, Frame(FrameKind.STOP, 0)], "", 0, ""),
     ],
@@ -767,7 +769,7 @@ def test_a_full_disk_at_the_server_is_not_a_partys_fault(tmp_path: Path) -> None
         if direction == "out":
             raise CheckpointError("cannot write the ledger: No space left on device.")
 
-    meeting.requests.wrote = full
+    meeting.requests.hooks = Hooks(wrote=full)
     try:
         meeting.start(*meeting.requests.names)
         end = time.monotonic() + SECONDS

@@ -21,7 +21,7 @@ from efvfl.network.links.connections import ServerTimeouts
 from efvfl.network.links.dialling import Dialler, PartyTimeouts
 from efvfl.network.links.frame import Frame
 from efvfl.network.links.wire import Wire, memory_pair
-from efvfl.network.training import participant
+from efvfl.network.training import participant_data
 from efvfl.network.training.server_process import ServerProcess
 from efvfl.runs.build import load_data, make_federation
 from efvfl.wire.message import Message
@@ -74,7 +74,7 @@ def messages_in_one_process(config: RunConfig, folder: Path) -> Heard:
 def frames_over_wires(config: RunConfig, folder: Path) -> Heard:
     own = own_copy(config, "")
     patience = ServerTimeouts(linger=0.2, tick=0.01)
-    serving = ServerProcess(own, participant.hold(own, folder, ""), folder / "server", patience)
+    serving = ServerProcess(own, participant_data.load(own, folder, ""), folder / "server", patience)
     heard = {name: Digest() for name in serving.requests.names}
 
     def wrote(name: str, peer: str, direction: str, frame: Frame) -> None:

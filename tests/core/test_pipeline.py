@@ -299,14 +299,14 @@ def test_two_requests_are_under_way(tmp_path: Path) -> None:
     with Network(run, tmp_path) as network:
         serving = network._served()
         kinds = {FrameKind.REQUEST: "request", FrameKind.REPLY: "reply"}
-        wrote = serving.requests.wrote
+        wrote = serving.requests.hooks.wrote
 
         def note(name: str, direction: str, frame: Frame) -> None:
             if name == "top-left" and frame.kind in kinds:
                 seen.append((kinds[frame.kind], frame.number))
             wrote(name, direction, frame)
 
-        serving.requests.wrote = note
+        serving.requests.hooks = replace(serving.requests.hooks, wrote=note)
         network.run()
     requests = [number for word, number in seen if word == "request"]
     assert requests == [0, 1, 2, 3, 4]  # two that begin, and three answers

@@ -11,7 +11,7 @@ from efvfl.config.run_file import RunConfig, read
 from efvfl.errors import ConfigError
 from efvfl.experiments.experiment_file import Job, load, parse
 from efvfl.experiments.jobs import run_all
-from efvfl.network.training.participant import hold
+from efvfl.network.training.participant_data import load as hold
 
 pytestmark = pytest.mark.usefixtures("warm_pool")
 

@@ -16,9 +16,9 @@ from efvfl.core import losses
 from efvfl.data.tables.labels import Labels
 from efvfl.errors import ConfigError, DataError
 from efvfl.network.align.aligned_rows import SPLITS, Aligned
-from efvfl.network.training import participant
+from efvfl.network.training import participant_data
 from efvfl.network.training.autosave import CHECKPOINT
-from efvfl.network.training.table_data import FILE as ENCODER
+from efvfl.network.training.participant_data import ENCODER
 from efvfl.runs.build import load_data, make_federation
 
 
@@ -98,7 +98,7 @@ def test_each_alone_holds_what_the_join_gives(tmp_path: Path, stratify: bool) ->
     write(tmp_path)
     config = settings(data={"stratify": stratify})
     joined, home = load_data(config, tmp_path), aligned(config, tmp_path)
-    server, shop = (participant.hold(config, tmp_path, name, home) for name in ("", "shop"))
+    server, shop = (participant_data.load(config, tmp_path, name, home) for name in ("", "shop"))
     assert server.trained_ids == shop.trained_ids == joined.ids
     assert server.class_names == ("no", "yes")
     assert shop.labels == {}
@@ -113,13 +113,13 @@ def test_the_encoder_of_the_first_start_is_kept_with_the_checkpoint(tmp_path: Pa
     _, shop = write(tmp_path)
     config = settings()
     home = aligned(config, tmp_path)
-    before = participant.hold(config, tmp_path, "shop", home).columns["train"]
+    before = participant_data.load(config, tmp_path, "shop", home).columns["train"]
     (home / CHECKPOINT).write_bytes(b"")
     shop.with_columns(bought=pl.col("bought") * 100).write_parquet(tmp_path / "shop.parquet")
-    after = participant.hold(config, tmp_path, "shop", home).columns["train"]
+    after = participant_data.load(config, tmp_path, "shop", home).columns["train"]
     assert float(after[:, 0].std()) > 50 * float(before[:, 0].std())  # not standardised again
     (home / CHECKPOINT).unlink()
-    assert torch.allclose(participant.hold(config, tmp_path, "shop", home).columns["train"], before, atol=1e-5)
+    assert torch.allclose(participant_data.load(config, tmp_path, "shop", home).columns["train"], before, atol=1e-5)
     assert (home / ENCODER).exists()
 
 
@@ -127,14 +127,14 @@ def test_a_column_that_is_left_out_later_is_not_used_in_silence(tmp_path: Path) 
     _, shop = write(tmp_path)
     config = settings()
     home = aligned(config, tmp_path)
-    participant.hold(config, tmp_path, "shop", home)
+    participant_data.load(config, tmp_path, "shop", home)
     (home / CHECKPOINT).write_bytes(b"")
     own = replace(config.party[1], data=replace(config.party[1].data, leave_out=("bought",)))  # type: ignore[type-var]
     changed = replace(config, party=(config.party[0], own))
     with pytest.raises(ConfigError, match="began with 'bought', which the file leaves out now"):
-        participant.hold(changed, tmp_path, "shop", home)
+        participant_data.load(changed, tmp_path, "shop", home)
     shop.with_columns(later=pl.lit(1)).write_parquet(tmp_path / "shop.parquet")
-    assert participant.hold(config, tmp_path, "shop", home).columns["train"].shape[1] == 2
+    assert participant_data.load(config, tmp_path, "shop", home).columns["train"].shape[1] == 2
 
 
 def test_rows_that_came_later_need_no_label(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_rows_that_came_later_need_no_label(tmp_path: Path) -> None:
     config = settings()
     party = replace(config.party[0], data=replace(config.party[0].data, new="new.csv"))  # type: ignore[type-var]
     config = replace(config, party=(party, config.party[1]))
-    held = participant.hold(config, tmp_path, "", aligned(config, tmp_path))
+    held = participant_data.load(config, tmp_path, "", aligned(config, tmp_path))
     assert held.ids["new"] == ["n1", "n2", "n3"]
     assert held.columns["new"].shape == (3, held.columns["train"].shape[1])
 
@@ -157,7 +157,7 @@ def test_a_category_of_digits_is_known_again_in_rows_that_came_later(tmp_path: P
     config = settings()
     party = replace(config.party[0], data=replace(config.party[0].data, new="new.csv"))  # type: ignore[type-var]
     config = replace(config, party=(party, config.party[1]))
-    held = participant.hold(config, tmp_path, "", aligned(config, tmp_path))
+    held = participant_data.load(config, tmp_path, "", aligned(config, tmp_path))
     assert held.columns["new"][0, 1:].sum() == 1  # one of the levels, not an unseen one
 
 
@@ -293,6 +293,6 @@ def test_a_table_that_lost_rows_since_the_alignment_is_refused(tmp_path: Path) -
     home = aligned(config, tmp_path)
     shop.head(30).write_parquet(tmp_path / "shop.parquet")
     with pytest.raises(DataError, match="it has changed since"):
-        participant.hold(config, tmp_path, "shop", home)
+        participant_data.load(config, tmp_path, "shop", home)
     with pytest.raises(DataError, match="Run `efvfl align` first"):
-        participant.hold(config, tmp_path, "shop", tmp_path / "elsewhere")
+        participant_data.load(config, tmp_path, "shop", tmp_path / "elsewhere")

@@ -38,7 +38,7 @@ def run(
         if deaths and step >= deaths[0]:
             deaths.pop(0)
             lab.restart_server()
-        if step >= back_at and AWAY in lab.serving.requests.left:
+        if step >= back_at and AWAY in lab.serving.requests.presence.left:
             lab.blocked.discard(AWAY)
             lab.wait_for(AWAY)  # back at this step, however fast the others are
 

@@ -17,7 +17,7 @@ from efvfl.errors import LinkError
 from efvfl.network.align.aligned_rows import Aligned
 from efvfl.network.align.alignment import AlignServer
 from efvfl.network.align.party import AlignMember
-from efvfl.network.links.connections import ServerTimeouts
+from efvfl.network.links.connections import Hooks, ServerTimeouts
 from efvfl.network.links.dialling import Dialler, PartyTimeouts
 from efvfl.network.links.frame import Frame
 from efvfl.network.links.wire import Wire, memory_pair
@@ -105,13 +105,10 @@ class Meeting:
                 dead.requests.close()
 
     def serve(self) -> AlignServer:
-        events = self._events("")
-        server = AlignServer(
-            self.config, self.ids[""], self.labels, self.folder / "server", PATIENCE, events, self.processes
+        hooks = Hooks(self._events(""), partial(self._look, time.monotonic() + SECONDS))
+        return AlignServer(
+            self.config, self.ids[""], self.labels, self.folder / "server", PATIENCE, hooks, self.processes
         )
-        ends = time.monotonic() + SECONDS
-        server.requests.on_tick = partial(self._look, ends)
-        return server
 
     def _look(self, ends: float) -> None:
         assert time.monotonic() < ends, "this alignment hangs"

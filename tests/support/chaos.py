@@ -120,10 +120,10 @@ class Run:
         out: dict[str, Any] = {}
         for name in self.names:
             state = checkpoint.load(self.folder / name / "checkpoint.safetensors")
-            for key in ("seconds", "rows_given", "informed", "records"):
-                if key == "records" and name == "server":
-                    out["records"] = [_timeless(line) for line in state["records"]]
-                state.pop(key, None)
+            if name == "server":
+                out["records"] = [_timeless(line) for line in state.pop("records")]
+                del state["driver"]["seconds"], state["requests"]["told"]
+            state.pop("rows_given", None)
             out[name] = state
         return out
 

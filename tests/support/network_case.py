@@ -27,12 +27,12 @@ from efvfl.core.party import Party
 from efvfl.errors import Interrupted, LinkError
 from efvfl.network import handshake
 from efvfl.network.identity import authority, certificates
-from efvfl.network.links.connections import ServerTimeouts
+from efvfl.network.links.connections import Hooks, ServerTimeouts
 from efvfl.network.links.dialling import Dialler, PartyTimeouts
 from efvfl.network.links.faulty import Faults, FaultyWire
 from efvfl.network.links.grpc import dial, listen
 from efvfl.network.links.wire import Wire, memory_pair
-from efvfl.network.training import participant
+from efvfl.network.training import build, participant_data, questions
 from efvfl.network.training.autosave import CheckpointPolicy
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.party_process import PartyProcess
@@ -97,7 +97,7 @@ class Outcome:
 
 
 def _facts_of(record: Record) -> dict[str, Any]:
-    kept = ("epoch", "step", "surrogate_loss", "validation", "test", "bytes_up", "bytes_down", "ledger")
+    kept = ("epoch", "step", "surrogate_loss", "validation", "test", "bytes_up", "bytes_down", "ledger", "paper_bits")
     return {name: getattr(record, name) for name in kept}
 
 
@@ -221,8 +221,8 @@ class Ready:
 def ready(config: RunConfig, name: str, folder: Path = Path()) -> Ready:
     """Build a party from its own copy of the file. In the main thread."""
     config = own_copy(config, name)
-    holding = participant.hold(config, folder, name)
-    party = participant.build_party(config, participant.make_plan(config, holding), holding, name)
+    holding = participant_data.load(config, folder, name)
+    party = build.build_party(config, build.make_plan(config, holding), holding, name)
     return Ready(config, holding, party, handshake.about(config, name, holding.names, holding.trained_ids))
 
 
@@ -232,7 +232,7 @@ def member(made: Ready, folder: Path) -> PartyProcess:
         made.party,
         folder,
         made.about,
-        participant.QuestionHandler(made.party, made.holding),
+        questions.QuestionHandler(made.party, made.holding),
         made.config.of(made.party.name).limits,
         CheckpointPolicy(made.config.network),
     )
@@ -300,10 +300,9 @@ class Network:
     def serve(self) -> ServerProcess:
         """Start the server in its folder, or go on there."""
         config, fate = own_copy(self.config, ""), self.fates("")
-        holding = participant.hold(config, Path(), "")
-        serving = ServerProcess(config, holding, self.folder / "server", self.patience, fate.event)
+        holding = participant_data.load(config, Path(), "")
+        serving = ServerProcess(config, holding, self.folder / "server", self.patience, Hooks(fate.event, self._look))
         fate.follow(serving, serving.requests.stopping)
-        serving.requests.on_tick = self._look
         self.serving = serving
         return serving
 
@@ -328,7 +327,7 @@ class Network:
                     raise error
                 if not self.revive:
                     continue
-                told = name in self._served().requests.saved  # it died after its BYE: what counts is what it saved
+                told = name in self._served().requests.told  # it died after its BYE: what counts is what it saved
                 self.joinings[name].member.message_log.close()
                 self.join(name, run=not told)
         assert time.monotonic() < self._ends, "this federation hangs"
@@ -337,7 +336,7 @@ class Network:
     def _listen(self) -> None:
         serving = self._served()
         identity = certificates.load(self.folder / "certs", certificates.SERVER) if self.transport == "mtls" else None
-        limit = participant.frame_limit(serving.plan)
+        limit = build.frame_limit(serving.plan)
 
         def accept(wire: Wire, name: str | None) -> None:
             self._served().requests.accept(self._spoilt(wire), name)
@@ -365,7 +364,7 @@ class Network:
             requests.accept(self._spoilt(there), None)
             return self._spoilt(here)
         identity = certificates.load(self.folder / "certs", name) if self.transport == "mtls" else None
-        limit = participant.frame_limit(self._served().plan)
+        limit = build.frame_limit(self._served().plan)
         return self._spoilt(dial(f"127.0.0.1:{self._port}", identity, limit))
 
     def join(self, name: str, run: bool = True) -> Dialler:

@@ -19,11 +19,12 @@ from efvfl.network.links.dialling import Dialler, PartyTimeouts
 from efvfl.network.links.frame import Frame, FrameKind
 from efvfl.network.links.message_log import MessageLog
 from efvfl.network.links.wire import Wire, memory_pair
-from efvfl.network.training import participant
+from efvfl.network.training import participant_data
 from efvfl.network.training.autosave import CheckpointPolicy
-from efvfl.network.training.participant import QuestionHandler, build_party, make_plan
+from efvfl.network.training.build import build_party, make_plan
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.party_process import PartyProcess
+from efvfl.network.training.questions import QuestionHandler
 from efvfl.network.training.server_process import ServerProcess
 from efvfl.runs.build import load_data, make_federation
 
@@ -64,7 +65,7 @@ def holding(config: RunConfig, name: str, data: Path) -> ParticipantData:
     """What a participant holds; nobody writes to it, so it is loaded once."""
     key = (repr((config.seed, config.data, config.party, config.agreement.labels)), data, name)
     if key not in _held:
-        _held[key] = participant.hold(config, data, name)
+        _held[key] = participant_data.load(config, data, name)
     return _held[key]
 
 

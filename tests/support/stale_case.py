@@ -20,11 +20,11 @@ from efvfl.core.server import Server
 from efvfl.core.shared_labels import SharedLabelsParty
 from efvfl.errors import Interrupted, LinkError
 from efvfl.network import handshake
-from efvfl.network.links.connections import ServerTimeouts
+from efvfl.network.links.connections import Hooks, ServerTimeouts
 from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.frame import Frame, FrameKind
 from efvfl.network.links.wire import Wire, memory_pair
-from efvfl.network.training import participant
+from efvfl.network.training import build, participant_data, questions
 from efvfl.network.training.autosave import CheckpointPolicy
 from efvfl.network.training.party_process import PartyProcess
 from efvfl.network.training.server_process import ServerProcess
@@ -121,7 +121,7 @@ class Lab:
 
     def __init__(self, folder: Path, config: RunConfig, save_steps: int = 2) -> None:
         self.folder, self.config, self.save_steps = folder, config, save_steps
-        self.holding = participant.hold(config, Path(), "")
+        self.holding = participant_data.load(config, Path(), "")
         self.before: Fate = nothing
         self.after: Fate = nothing
         self.blocked: set[str] = set()  # who cannot dial
@@ -136,19 +136,18 @@ class Lab:
         # Built before any thread runs: initial parameters are drawn from torch's one generator.
         self._spare = {name: [self._build(name) for _ in range(4)] for name in self.names}
 
-    def _build(self, name: str) -> tuple[Party, dict[str, Any], participant.QuestionHandler]:
-        held = participant.hold(self.config, Path(), name)
-        party = participant.build_party(self.config, participant.make_plan(self.config, held), held, name)
+    def _build(self, name: str) -> tuple[Party, dict[str, Any], questions.QuestionHandler]:
+        held = participant_data.load(self.config, Path(), name)
+        party = build.build_party(self.config, build.make_plan(self.config, held), held, name)
         return (
             party,
             handshake.about(self.config, name, held.names, held.trained_ids),
-            participant.QuestionHandler(party, held),
+            questions.QuestionHandler(party, held),
         )
 
     def _serve(self) -> ServerProcess:
-        serving = ServerProcess(self.config, self.holding, self.folder / "server", PATIENCE)
-        serving.requests.on_tick = lambda: self.look()
-        return serving
+        hooks = Hooks(on_tick=lambda: self.look())
+        return ServerProcess(self.config, self.holding, self.folder / "server", PATIENCE, hooks)
 
     def restart_server(self) -> None:
         """Have the server gone with all it has not saved, and another one in its place."""
@@ -208,7 +207,7 @@ class Lab:
 
         def here() -> bool:
             link = requests.links.get(name)
-            return link is not None and not link.waiting and link.position > requests.left.get(name, -1)
+            return link is not None and not link.waiting and link.position > requests.presence.left.get(name, -1)
 
         requests._wait(here)
 
@@ -224,7 +223,7 @@ class Lab:
             control()
             with suppress(Interrupted):  # a test's way out of a wait; nothing is saved
                 self.serving.advance()
-        self.serving.requests.on_tick = lambda: None  # now they end
+        self.serving.requests.hooks = Hooks()  # now they end
         self.blocked.clear()
         for name in sorted(self.dead):
             self.revive(name)

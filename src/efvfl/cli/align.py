@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,7 @@ from efvfl.network.align.alignment import AlignServer, nothing_shared
 from efvfl.network.align.messages import FRAME, Reason
 from efvfl.network.align.party import AlignMember
 from efvfl.network.identity import certificates
-from efvfl.network.links.connections import ServerTimeouts
+from efvfl.network.links.connections import Hooks, ServerTimeouts
 from efvfl.network.links.dialling import Dialler, PartyTimeouts
 from efvfl.network.links.grpc import dial, listen, port_of
 from efvfl.network.ops import audit_log
@@ -123,17 +122,16 @@ def _lead(options: argparse.Namespace, config: RunConfig, console: Console, stac
     written = audit_log.AuditLog(folder)
     stack.callback(written.close)
     patience = ServerTimeouts(absent=config.network.absent_seconds)
-    server = AlignServer(config, own.ids, own.labels, folder, patience, written.wrote)
+    hooks = Hooks(written.wrote, lambda: tick(shown, written))
+    server = AlignServer(config, own.ids, own.labels, folder, patience, hooks)
     requests = server.requests
 
     def state() -> dict[str, Any]:
-        now = time.monotonic()
-        missing = {name: now - since for name, since in requests.missing.items()}
+        missing = requests.presence.missing_for()
         return {"done": server.done, "of": server.total, **_bytes(written), "missing": missing}
 
     shown = Shown(options.status, console, state)
     stack.callback(shown.close)
-    requests.on_tick = partial(tick, shown, written)
     _introduce(shown, own, config)
     address = configs.check_address(options.address or config.network.address)
     listening, port = listen(address, identity, FRAME, len(requests.names), requests.accept)

@@ -8,7 +8,6 @@ import io
 import logging
 import math
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from efvfl.config.run_file import RunConfig
 from efvfl.errors import ConfigError, nearest
 from efvfl.network import handshake
 from efvfl.network.identity import authority, certificates
-from efvfl.network.links.connections import ServerTimeouts
+from efvfl.network.links.connections import Hooks, ServerTimeouts
 from efvfl.network.links.dialling import Dialler, PartyTimeouts
 from efvfl.network.links.grpc import dial, listen, port_of
 from efvfl.network.ops import audit_log
@@ -34,7 +33,7 @@ from efvfl.network.ops.session import folder_of, identity_of, signals, stops, ti
 from efvfl.network.ops.status import StatusLine
 from efvfl.network.predict import service
 from efvfl.network.predict.prediction import said
-from efvfl.network.training import participant
+from efvfl.network.training import build, participant_data, questions
 from efvfl.network.training.autosave import CheckpointPolicy
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.party_process import PartyProcess
@@ -86,7 +85,7 @@ def _handler(mode: str) -> logging.Handler:
 
 def make_certs(options: argparse.Namespace, config: RunConfig, console: Console) -> None:
     """Make what is missing, for all names in a federation file."""
-    names = participant.names_of(config, options.file.parent)
+    names = participant_data.party_names(config, options.file.parent)
     made = authority.make(options.out, [certificates.SERVER, *names, *options.client], options.days, options.host)
     for path in made:
         console.print(f"made {path}", soft_wrap=True, highlight=False)
@@ -97,7 +96,7 @@ def make_certs(options: argparse.Namespace, config: RunConfig, console: Console)
 def join(options: argparse.Namespace, config: RunConfig, console: Console, stack: contextlib.ExitStack) -> None:
     """Be a party; what is opened is closed with the stack."""
     name: str = options.party
-    holding = participant.hold(config, options.file.parent, name, folder_of(options, name))
+    holding = participant_data.load(config, options.file.parent, name, folder_of(options, name))
     if name not in holding.names:
         raise ConfigError(f"{name!r} is not a party of this federation. {nearest(name, holding.names)}")
     if name == config.label_holder:
@@ -107,8 +106,8 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console, stack
         return
     identity = identity_of(options, name)
     _warn_of_seed(config, name)
-    plan = participant.make_plan(config, holding, folder_of(options, name))
-    party = participant.build_party(config, plan, holding, name)
+    plan = build.make_plan(config, holding, folder_of(options, name))
+    party = build.build_party(config, plan, holding, name)
     if workers := workers_of(party):
         stack.push(workers.leave)
     stack.callback(Lock(folder_of(options, name)).release)
@@ -117,7 +116,7 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console, stack
         party,
         folder_of(options, name),
         handshake.about(config, name, holding.names, holding.trained_ids),
-        participant.QuestionHandler(party, holding),
+        questions.QuestionHandler(party, holding),
         config.of(name).limits,
         CheckpointPolicy(network),
     )
@@ -128,7 +127,7 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console, stack
     written.watch(port_of(address))
     joining = Dialler(
         member,
-        partial(dial, address, identity, participant.frame_limit(plan, party.label_mode.fusion_size), written.count),
+        partial(dial, address, identity, build.frame_limit(plan, party.label_mode.fusion_size), written.count),
         PartyTimeouts(server=network.absent_seconds),
         written.wrote,
     )
@@ -156,7 +155,7 @@ def join(options: argparse.Namespace, config: RunConfig, console: Console, stack
 def _work(config: RunConfig, holding: ParticipantData, name: str) -> None:
     """Be a worker of a party that has a rank above 0, until rank 0 is done; to be asked to stop is its business."""
     with signals(lambda number, frame: None):
-        participant.build_worker(config, participant.make_plan(config, holding), holding, name).work()
+        build.build_worker(config, build.make_plan(config, holding), holding, name).work()
 
 
 def _warn_of_seed(config: RunConfig, name: str = "") -> None:
@@ -171,7 +170,7 @@ def _warn_of_seed(config: RunConfig, name: str = "") -> None:
 def serve(options: argparse.Namespace, config: RunConfig, console: Console, stack: contextlib.ExitStack) -> None:
     """Be the label holder: train, or predict; what is opened is closed with the stack."""
     folder = folder_of(options, certificates.SERVER)
-    holding = participant.hold(config, options.file.parent, "", folder)
+    holding = participant_data.load(config, options.file.parent, "", folder)
     if not config.label_holder:
         worker_group.refuse("serve")
     if worker_group.rank():
@@ -180,18 +179,18 @@ def serve(options: argparse.Namespace, config: RunConfig, console: Console, stac
     identity = identity_of(options, certificates.SERVER)
     _warn_of_seed(config)
     wanted = _wanted(options, holding) if options.command == "predict" else []
-    serving = _open(options, config, holding, folder, stack)
+    hooks = Hooks(
+        lambda name, direction, frame: written.wrote(name, direction, frame),
+        lambda: tick(status, written, serving.workers),
+    )
+    serving = _open(options, config, holding, folder, stack, hooks)
     front = service.prepare(options, folder, stack) if options.command == "serve-predictions" else None
     requests, written = serving.requests, audit_log.AuditLog(folder)
     stack.callback(written.close)
-    requests.wrote = written.wrote
     status = StatusLine(options.status, console, partial(_standing, serving, written))
     stack.callback(status.close)
-    requests.on_tick = partial(tick, status, written, serving.workers)
     address = configs.check_address(options.address or config.network.address)
-    listening, port = listen(
-        address, identity, participant.frame_limit(serving.plan), len(holding.names), requests.accept
-    )
+    listening, port = listen(address, identity, build.frame_limit(serving.plan), len(holding.names), requests.accept)
     written.watch(port)
     stack.callback(lambda: listening.stop(1.0).wait(2.0))
     stack.callback(written.count)
@@ -211,21 +210,25 @@ def serve(options: argparse.Namespace, config: RunConfig, console: Console, stac
 
 
 def _open(
-    options: argparse.Namespace, config: RunConfig, holding: ParticipantData, folder: Path, stack: contextlib.ExitStack
+    options: argparse.Namespace,
+    config: RunConfig,
+    holding: ParticipantData,
+    folder: Path,
+    stack: contextlib.ExitStack,
+    hooks: Hooks,
 ) -> ServerProcess:
     """Take the folder for this process alone, and go on from what is in it."""
     if config.protect.on and config.private_seed is None:
         raise ConfigError("[protect] is on, but its noise would follow from the shared seed: set private_seed.")
     stack.callback(Lock(folder).release)
     network = config.network
-    serving = ServerProcess(
-        config, holding, folder, ServerTimeouts(absent=network.absent_seconds, stale=network.stale_seconds)
-    )
+    patience = ServerTimeouts(absent=network.absent_seconds, stale=network.stale_seconds)
+    serving = ServerProcess(config, holding, folder, patience, hooks)
     if serving.workers:
         stack.push(serving.workers.leave)
     stack.callback(serving.message_log.close)
     if options.command != "serve":
-        serving.requests.saved.clear()  # who takes part in this is to be told when it is over
+        serving.requests.told.clear()  # who takes part in this is to be told when it is over
         if not serving.finished:
             raise ConfigError(f"training in {folder} is not finished: run `efvfl serve {options.file}` first.")
     return serving
@@ -233,7 +236,7 @@ def _open(
 
 def _standing(serving: ServerProcess, written: audit_log.AuditLog) -> dict[str, Any]:
     """Return what a status line tells."""
-    server, now = serving.server, time.monotonic()
+    server = serving.server
     codec = sum(channel.seconds for channel in server.channels.values())
     return {
         "step": server.step_number,
@@ -241,10 +244,10 @@ def _standing(serving: ServerProcess, written: audit_log.AuditLog) -> dict[str, 
         "loss": server.surrogate_loss if math.isfinite(server.surrogate_loss) else None,
         "bytes_out": written.totals["out"],
         "bytes_in": written.totals["in"],
-        "compute": serving.seconds - codec,
+        "compute": serving.computing - codec,
         "codec": codec,
         "waiting": serving.requests.waited,
-        "missing": {name: now - since for name, since in serving.requests.missing.items()},
+        "missing": serving.requests.presence.missing_for(),
     }
 
 
@@ -255,8 +258,6 @@ def _train(serving: ServerProcess, status: StatusLine) -> None:
         parts += [f"{split} {name} {value:.4f}" for name, value in scores.items()]
         parts += [f"{sum(b - a + 1 for a, b in spans)} steps without {name}" for name, spans in record.absent.items()]
         status.say(f"epoch {record.epoch}: {', '.join(parts)}")
-        lines = "\n".join([r.to_json() for r in serving.records] + [""])
-        write_atomically(serving.folder / "records.jsonl", lines.encode())
     found = {
         split: metrics.of_loss(serving.config.loss, o.output, o.labels)
         for split, o in load_outputs(serving.folder).items()

@@ -145,14 +145,14 @@ def test_without_alignment_another_order_is_refused(tmp_path: Path) -> None:
     with Meeting(tmp_path, chosen, {"": ids, "north": ids[::-1]}) as meeting:
         server = meeting.server = meeting.serve()
         meeting.join("north")
-        look = server.requests.on_tick
+        look = server.requests.hooks.on_tick
 
         def until_refused() -> None:
             look()
             if meeting.ended("north"):
                 server.requests.stopping.set()
 
-        server.requests.on_tick = until_refused
+        server.requests.hooks = replace(server.requests.hooks, on_tick=until_refused)
         with pytest.raises(Exception, match="stopped as asked"):
             server.run()
         error = meeting.wait("north")
@@ -503,7 +503,7 @@ def refused(meeting: Meeting, text: str) -> None:
     ends: list[BaseException | None] = []
     server = meeting.server = meeting.serve()
     meeting.join("north")
-    look = server.requests.on_tick
+    look = server.requests.hooks.on_tick
 
     def watch() -> None:
         look()
@@ -512,7 +512,7 @@ def refused(meeting: Meeting, text: str) -> None:
             meeting.configs.clear()
             meeting.join("north")
 
-    server.requests.on_tick = watch
+    server.requests.hooks = replace(server.requests.hooks, on_tick=watch)
     found = server.run()
     assert meeting.wait("north") is None
     assert isinstance(ends[0], RefusedError)

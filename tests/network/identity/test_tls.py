@@ -38,7 +38,7 @@ from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.frame import Frame, FrameKind
 from efvfl.network.links.grpc import dial, listen
 from efvfl.network.links.wire import Wire
-from efvfl.network.training.participant import frame_limit
+from efvfl.network.training.build import frame_limit
 
 PARTIES = ("top-left", "top-right", "bottom-left", "bottom-right")
 LAST_YEAR = datetime.now(UTC) - timedelta(days=365)

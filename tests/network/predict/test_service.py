@@ -33,6 +33,7 @@ from efvfl.config import run_file as configs
 from efvfl.config.run_file import RunConfig
 from efvfl.errors import ConfigError
 from efvfl.network.identity import authority, certificates
+from efvfl.network.links.connections import Hooks
 from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.frame import Frame, FrameKind
 from efvfl.network.links.grpc import dial
@@ -100,7 +101,7 @@ class Running:
         assert serving is not None
         assert serving.finished
         self.asked: list[tuple[str, list[str]]] = []  # questions by party
-        serving.requests.wrote = self._wrote
+        serving.requests.hooks = replace(serving.requests.hooks, wrote=self._wrote)
         self.desk = PredictionBatcher(serving, settings)
         self.certs = trained.folder / "certs"
         server = self.certs / "server"
@@ -318,7 +319,12 @@ def test_two_requests_become_one_question(trained: Trained, tmp_path: Path) -> N
         serving = network.serving
         assert serving is not None
         asked: list[Any] = []
-        serving.requests.wrote = lambda name, way, frame: asked.append(frame) if frame.kind == FrameKind.ASK else None
+
+        def wrote(name: str, way: str, frame: Frame) -> None:
+            if frame.kind == FrameKind.ASK:
+                asked.append(frame)
+
+        serving.requests.hooks = replace(serving.requests.hooks, wrote=wrote)
         made = PredictionBatcher(serving, PATIENTLY)
         futures = [made.submit(["test:0", "test:1"]), made.submit(["test:1", "test:2"])]
         network.join_all()
@@ -494,7 +500,7 @@ def test_a_party_that_sends_junk_is_refused(start: Callable[..., Running], train
         with pytest.raises(Exception, match="does not say which"):
             batcher.lacking(AWAY, junk, 5)
     rogue.represent = lambda question: (1, b"\x01I have none")
-    running.desk.requests.on_tick = lambda: None  # its end is no trouble of this test
+    running.desk.requests.hooks = Hooks()  # its end is no trouble of this test
     assert running.decline(["test:0"]) == [AWAY]
     assert "does not say which" in str(running.network.futures[AWAY].exception(PATIENT))
     rogue.message_log.close()

@@ -20,7 +20,7 @@ from efvfl.core.party import Party
 from efvfl.core.server import Server
 from efvfl.core.shared_labels import SharedLabelsParty
 from efvfl.errors import ConfigError, ProtocolError
-from efvfl.network.training import participant
+from efvfl.network.training import build, participant_data
 from efvfl.wire.message import Kind, Message
 from efvfl.wire.packet import Packet
 
@@ -73,11 +73,11 @@ def test_the_server_may_die_while_a_party_is_away(tmp_path: Path, case: str, die
 
 def one_away(config: RunConfig) -> tuple[Server, dict[str, Party], dict[str, Message]]:
     """Take one step with all, and one party away from then on; return the others' reports on the next step."""
-    holding = participant.hold(config, Path(), "")
-    plan = participant.make_plan(config, holding)
-    server = participant.build_server(config, plan, holding)
+    holding = participant_data.load(config, Path(), "")
+    plan = build.make_plan(config, holding)
+    server = build.build_server(config, plan, holding)
     parties = {
-        name: participant.build_party(config, plan, participant.hold(config, Path(), name), name)
+        name: build.build_party(config, plan, participant_data.load(config, Path(), name), name)
         for name in holding.names
     }
     messages = server.step({name: parties[name].handle(message) for name, message in server.begin().items()})
@@ -136,8 +136,8 @@ def test_a_batch_that_the_absent_party_never_reported_teaches_nothing(fusion: st
 def shared_party(stale: bool = True, **changes: object) -> Party:
     changes = {"agreement": {"labels": "shared"}} | changes
     config = stale_config(**changes) if stale else network_case.config(**changes)
-    held = participant.hold(config, Path(), AWAY)
-    return participant.build_party(config, participant.make_plan(config, held), held, AWAY)
+    held = participant_data.load(config, Path(), AWAY)
+    return build.build_party(config, build.make_plan(config, held), held, AWAY)
 
 
 def packet_of(*shape: int) -> tuple[Packet, ...]:
@@ -269,9 +269,9 @@ def test_the_rate_moves_as_in_the_steps_that_were_missed() -> None:
 
 def test_a_large_fusion_model_fits_in_a_frame() -> None:
     config = shared_config("relay, replicate")
-    plan = participant.make_plan(config, participant.hold(config, Path(), ""))
+    plan = build.make_plan(config, participant_data.load(config, Path(), ""))
     numbers = 10_000_000
-    assert participant.frame_limit(plan, numbers) > 3 * 8 * numbers + (64 << 20)  # with both moments of Adam
+    assert build.frame_limit(plan, numbers) > 3 * 8 * numbers + (64 << 20)  # with both moments of Adam
 
 
 def test_with_private_labels_a_snapshot_of_others_is_refused() -> None:

@@ -93,7 +93,7 @@ def test_training_goes_on_with_who_is_back_when_the_last_one_leaves(tmp_path: Pa
             raise LinkError("cut")
 
     def control() -> None:
-        if lab.serving.server.step_number >= 15 and last in lab.serving.requests.left:
+        if lab.serving.server.step_number >= 15 and last in lab.serving.requests.presence.left:
             lab.blocked.discard(last)
             lab.wait_for(last)
 
@@ -160,7 +160,7 @@ def test_whatever_chance_brings_all_agree_in_the_end(tmp_path: Path, case: str, 
                 lab.serving.save()
             lab.restart_server()
         if lab.serving.server.step_number >= 20:
-            for name in set(lab.serving.requests.left) - lab.blocked:
+            for name in set(lab.serving.requests.presence.left) - lab.blocked:
                 lab.wait_for(name)
 
     lab_look, lab.look = lab.look, look  # type: ignore[method-assign]

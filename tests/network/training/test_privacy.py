@@ -23,7 +23,7 @@ from efvfl.network.links.frame import Frame, FrameKind, pieces
 from efvfl.network.links.grpc import dial, listen
 from efvfl.network.links.wire import Wire
 from efvfl.network.ops import audit_log
-from efvfl.network.training.participant import frame_limit
+from efvfl.network.training.build import frame_limit
 from efvfl.runs.build import private_seed
 from efvfl.wire.message import Message
 from efvfl.wire.packet import Packet
@@ -102,20 +102,20 @@ class Overheard(Meeting):
         self.sent: dict[str, list[bytes]] = {name: [] for name in ("server", *PARTIES)}
         self.ready = ready
         self.trail = audit_log.AuditLog(folder / "server")
-        self.requests.wrote = self.trail.wrote
+        self.requests.hooks = replace(self.requests.hooks, wrote=self.trail.wrote)
         self.batches: list[Tensor] = []
         self.fusion: list[Tensor] = []
         self.limit = frame_limit(self.serving.plan)
         own = certificates.load(ready, certificates.SERVER)
         self.server, self.port = listen("127.0.0.1:0", own, self.limit, len(PARTIES), self._accept)
-        send, server = self.requests.send, self.serving.server
+        post, server = self.requests.post, self.serving.server
 
         def watched(messages: Any) -> None:
             self.batches.append(server.labels[server.batches.rows(max(0, server.step_number - 1))])
             self.fusion.append(server.block.vector())
-            send(messages)
+            post(messages)
 
-        self.requests.send = watched  # type: ignore[method-assign]
+        self.requests.post = watched  # type: ignore[method-assign]
 
     def _accept(self, wire: Wire, name: str | None) -> None:
         self.requests.accept(Tapped(wire, self.sent["server"]), name)
@@ -226,7 +226,7 @@ def test_the_trail_tells_of_refusals_as_well(tmp_path: Path, ready: Path, data: 
         rogue = Rogue.__new__(Rogue)
         rogue.meeting, rogue.wire = meeting, meeting.dial_as("clinic")
         rogue.send(Frame(FrameKind.STOP))
-        assert "a connection starts with HELLO" in rogue.refused()
+        assert "expected HELLO as the first frame of a connection" in rogue.refused()
         rogue.wire.close()
         meeting.join("clinic")
         meeting.finish()

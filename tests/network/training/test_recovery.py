@@ -34,9 +34,9 @@ from efvfl.errors import CheckpointError, Interrupted, LimitError, LinkError, Pr
 from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.frame import Frame, FrameKind, words
 from efvfl.network.links.wire import MemoryWire, memory_pair
-from efvfl.network.training import participant
-from efvfl.network.training.participant import question
+from efvfl.network.training import participant_data
 from efvfl.network.training.party_process import PartyProcess
+from efvfl.network.training.questions import question
 from efvfl.network.training.server_process import ServerProcess
 from efvfl.util.checkpoint import load
 from efvfl.wire.message import Message
@@ -171,7 +171,8 @@ def lose(folder: Path) -> int:
     """Drop what a participant wrote to its log after its checkpoint; return how much there was."""
     state = load(folder / "checkpoint.safetensors") if (folder / "checkpoint.safetensors").exists() else {}
     # The server's log holds the requests that are out when it saves, a party's ends with the last one it has answered.
-    safe = int(state["number"]) + int(state["out"]) if "number" in state else int(state.get("handled", 0))
+    saved = state.get("requests")
+    safe = int(saved["number"]) + int(saved["under_way"]) if saved else int(state.get("handled", 0))
     lost = [path for path in (folder / "log").iterdir() if int(path.stem) >= safe]
     for path in lost:
         path.unlink()
@@ -262,7 +263,7 @@ def test_all_may_come_back_after_the_end_and_answer_questions(rows: Path, tmp_pa
     with Network(run, tmp_path) as network:
         network.join_all()
         serving = network._served()
-        serving.requests.saved.clear()  # as `efvfl predict` does
+        serving.requests.told.clear()  # as `efvfl predict` does
         ids = serving.holding.ids["test"]
         features = dict(zip(made.parties, made.splits["test"].features, strict=True))
         assert torch.equal(serving.predict_split("test"), made.predict(features))
@@ -334,7 +335,7 @@ def test_a_request_after_a_gap_is_refused(rows: Path, alone: Alone) -> None:
     members, table = alone(), Table(small(rows))
     table.step(members)
     for number in (2, 3, 1000):
-        with pytest.raises(ProtocolError, match=f"request {number} came, but request 1 has not come yet"):
+        with pytest.raises(ProtocolError, match=f"expected request 1, got request {number}"):
             members["left"].respond(replace(table.request("left"), number=number))
     table.step(members)  # nothing has changed
 
@@ -343,7 +344,7 @@ def test_stop_comes_after_the_last_request_only(rows: Path, alone: Alone) -> Non
     members, table = alone(), Table(small(rows))
     table.step(members)
     for number in (0, 2):
-        with pytest.raises(ProtocolError, match=f"STOP after request {number} came, but 1 are handled"):
+        with pytest.raises(ProtocolError, match=f"expected STOP after request 1, got one after request {number}"):
             members["left"].respond(Frame(FrameKind.STOP, number))
     assert not members["left"].finished
     for _ in range(2):  # a second time changes nothing
@@ -479,7 +480,7 @@ def test_a_checkpoint_of_other_settings_or_rows_is_refused(
     with pytest.raises(CheckpointError, match=rf"left/checkpoint.* other settings or rows \({what}"):
         member(ready(other, "left"), tmp_path / "left")
     with pytest.raises(CheckpointError, match=rf"server/checkpoint.* other settings or rows \({what}"):
-        ServerProcess(other, participant.hold(other, Path(), ""), tmp_path / "server")
+        ServerProcess(other, participant_data.load(other, Path(), ""), tmp_path / "server")
     with Network(run, tmp_path) as network:  # nothing was spoilt
         for name in PARTIES:
             network.join(name, run=False)
@@ -658,7 +659,7 @@ def test_a_chatty_party_does_not_keep_the_server_from_its_clock(rows: Path, alon
             ends[name][1].send(frame.to_bytes())
 
     run = small(rows)
-    serving = ServerProcess(run, participant.hold(run, Path(), ""), tmp_path / "server", PATIENCE, wrote)
+    serving = ServerProcess(run, participant_data.load(run, Path(), ""), tmp_path / "server", PATIENCE, wrote)
     for name in PARTIES:
         serving.requests.accept(ends[name][0], None)
         ends[name][1].send(members[name].hello().to_bytes())

@@ -42,8 +42,8 @@ from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.frame import MAX_WORDS, PIECE, Frame, FrameKind, words
 from efvfl.network.links.grpc import METHOD, dial, listen
 from efvfl.network.links.wire import Wire, memory_pair
-from efvfl.network.training.participant import CHUNK
 from efvfl.network.training.party_process import PartyProcess
+from efvfl.network.training.questions import CHUNK
 from efvfl.wire.message import Kind, Message
 from efvfl.wire.packet import DTYPES, Packet
 from efvfl.wire.packet import number as leb128
@@ -198,8 +198,8 @@ def test_a_wrong_digest_is_refused_and_the_right_party_goes_on(tmp_path: Path, c
 
 
 ANSWERS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "nothing": (lambda b: b"", "sent an answer that is none"),
-    "junk": (lambda b: b"\x07junk", "sent an answer that is none"),
+    "nothing": (lambda b: b"", "that begins with 0 or 1, got b''"),
+    "junk": (lambda b: b"\x07junk", r"that begins with 0 or 1, got b'\\x07'"),
     "a packet cut short": (lambda b: b[:-1], "cut short"),
     "bytes at the end": (lambda b: b + b"!", "follow the end of the packet"),
     "a row too few": (
@@ -430,7 +430,7 @@ def test_a_hello_of_a_thousand_keys_gets_a_short_refusal(meeting: Meeting, caplo
 def test_a_connection_starts_with_hello(meeting: Meeting, kind: FrameKind) -> None:
     rogue = Rogue(meeting)
     rogue.send(Frame(kind))
-    assert rogue.refused() == f"{kind.name} came, a connection starts with HELLO."
+    assert rogue.refused() == f"expected HELLO as the first frame of a connection, got {kind.name}."
     meeting.join(VICTIM)
     meeting.finish()
 
@@ -652,9 +652,9 @@ def test_a_party_refuses_frames_that_a_server_does_not_send(tmp_path: Path, scri
         with pytest.raises(ProtocolError, match=f"a server does not send {kind.name} here"):
             member.respond(Frame(kind, 2, 0, b"junk"))
     for number in (3, 99, (1 << 63) - 1):
-        with pytest.raises(ProtocolError, match=f"request {number} came, but request 2 has not come yet"):
+        with pytest.raises(ProtocolError, match=f"expected request 2, got request {number}"):
             member.respond(replace(script[2], number=number))
-        with pytest.raises(ProtocolError, match=f"STOP after request {number} came, but 2 are handled here"):
+        with pytest.raises(ProtocolError, match=f"expected STOP after request 2, got one after request {number}"):
             member.respond(Frame(FrameKind.STOP, number))
     assert same(frozen(snapshot(member)), before)
     assert member.respond(replace(script[0], body=b"junk")).body == member.message_log.read(
@@ -690,7 +690,9 @@ QUESTIONS: dict[str, bytes] = {
 def test_a_party_refuses_a_question_that_is_none(tmp_path: Path, script: list[Frame], case: str) -> None:
     member = make_member(settings(), VICTIM, tmp_path / "member")
     before = frozen(snapshot(member))
-    with pytest.raises(ProtocolError, match=r"a question came that (is not JSON|nobody understands)") as caught:
+    with pytest.raises(
+        ProtocolError, match=r"expected a (question in JSON|span of a split or a list of ids), got"
+    ) as caught:
         member.respond(Frame(FrameKind.ASK, 1, 0, QUESTIONS[case]))
     assert len(str(caught.value)) < 1000
     assert same(frozen(snapshot(member)), before)

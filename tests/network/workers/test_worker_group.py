@@ -27,9 +27,10 @@ from worker_case import CASES, SCENES, WORKERS
 from efvfl.cli.main import main
 from efvfl.config import run_file as configs
 from efvfl.network import handshake
+from efvfl.network.links.connections import Hooks
 from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.grpc import dial, listen
-from efvfl.network.training import participant
+from efvfl.network.training import build, participant_data, questions
 from efvfl.network.training.party_process import PartyProcess
 from efvfl.network.training.server_process import ServerProcess
 from efvfl.network.workers import worker_group
@@ -224,12 +225,12 @@ def started(folder: Path, *words: str, restarts: int = 0) -> Iterator[Torchrun]:
 def joining(file: Path, name: str, port: int) -> Dialler:
     """A party in this process, one worker alone."""
     config = configs.load(file)
-    holding = participant.hold(config, file.parent, name)
-    plan = participant.make_plan(config, holding)
-    party = participant.build_party(config, plan, holding, name)
+    holding = participant_data.load(config, file.parent, name)
+    plan = build.make_plan(config, holding)
+    party = build.build_party(config, plan, holding, name)
     about = handshake.about(config, name, holding.names, holding.trained_ids)
-    member = PartyProcess(party, file.parent / name, about, participant.QuestionHandler(party, holding))
-    return Dialler(member, partial(dial, f"127.0.0.1:{port}", None, participant.frame_limit(plan)), WAITING)
+    member = PartyProcess(party, file.parent / name, about, questions.QuestionHandler(party, holding))
+    return Dialler(member, partial(dial, f"127.0.0.1:{port}", None, build.frame_limit(plan)), WAITING)
 
 
 def states(folder: Path) -> dict[str, Any]:
@@ -246,8 +247,8 @@ def train(folder: Path, restarts: int = 0, watch: Callable[[Torchrun, int], None
     """Train with north under torchrun; `watch` is called with the step while the server waits."""
     file = write(folder)
     config = configs.load(file)
-    serving = ServerProcess(config, participant.hold(config, folder, ""), folder / "server", PATIENCE)
-    limit = participant.frame_limit(serving.plan)
+    serving = ServerProcess(config, participant_data.load(config, folder, ""), folder / "server", PATIENCE)
+    limit = build.frame_limit(serving.plan)
     listening, port = listen("127.0.0.1:0", None, limit, 2, serving.requests.accept)
     south = joining(file, "south", port)
     words = ("join", "fed.toml", "--party", "north", "--dir", "north", "--insecure", "--status", "quiet")
@@ -260,12 +261,12 @@ def train(folder: Path, restarts: int = 0, watch: Callable[[Torchrun, int], None
                 assert north.process.poll() is None, north.end()
                 watch(north, serving.server.step_number)
 
-            serving.requests.on_tick = look
+            serving.requests.hooks = Hooks(on_tick=look)
             thread = threading.Thread(target=south.run, daemon=True)
             thread.start()
             for _ in serving.train():
                 pass
-            serving.requests.on_tick = lambda: None
+            serving.requests.hooks = Hooks()
             serving.finish()
             thread.join(PATIENT)
             return north.end()

@@ -23,10 +23,10 @@ from efvfl.network.align import messages, psi, terms
 from efvfl.network.align.aligned_rows import SPLITS, Aligned, shapes
 from efvfl.network.align.messages import DIGESTS, MOST_SHARDS, SALT, Reason, Word, parts_of
 from efvfl.network.align.terms import order_digest
-from efvfl.network.links.connections import ServerTimeouts
-from efvfl.network.links.frame import Frame
+from efvfl.network.links.connections import Hooks, ServerTimeouts
 from efvfl.network.links.message_log import MessageLog
-from efvfl.network.links.requests import Requests
+from efvfl.network.links.presence import Presence
+from efvfl.network.links.requests import Checks, Requests
 from efvfl.util.files import write_atomically
 from efvfl.wire.ledger import Ledger
 from efvfl.wire.message import Message
@@ -48,7 +48,7 @@ class AlignServer:
         labels: NDArray[Any] | None,
         folder: Path,
         patience: ServerTimeouts | None = None,
-        wrote: Callable[[str, str, Frame], None] | None = None,
+        hooks: Hooks | None = None,
         processes: int | None = None,
     ) -> None:
         """Align these ids, all different, with those of the parties; labels are needed to stratify."""
@@ -63,17 +63,18 @@ class AlignServer:
         self.untold: set[str] = set()  # who did not hear that all is done
         self._mark = folder / "align.done"  # all have the list of this table, but may not know that all is done
         self.requests = Requests(
-            [party.name for party in config.party if party.name != config.label_holder],
+            Presence(
+                [party.name for party in config.party if party.name != config.label_holder],
+                "stop" if config.network.on_missing == "stop" else "wait",
+            ),
             MessageLog(folder / "log"),  # nothing is put in it: questions change nothing
             Ledger(),
-            lambda name, table, position: terms.compare(self.about, table),
-            self._no_reply,
+            Checks(lambda name, table, position: terms.compare(self.about, table), self._no_reply),
             patience,
-            "stop" if config.network.on_missing == "stop" else "wait",
-            wrote,
+            hooks,
         )
 
-    def _no_reply(self, name: str, reply: Message) -> None:
+    def _no_reply(self, name: str, reply: Message, asked: Message) -> None:
         raise ProtocolError(f"{name} sent a message of training: nobody asked for it.")
 
     def run(self) -> Aligned:

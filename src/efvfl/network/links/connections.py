@@ -1,6 +1,6 @@
-"""The server's connections: they come, say who they are, are welcome or refused, and go.
+"""The server's connections: parties connect, say who they are, are welcomed or refused, and leave.
 
-One thread owns all of this: wires only put what they hear in a queue, and it is looked at while the server waits.
+One thread owns all of this: wires only put what they receive in a queue, which is read while the server waits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from efvfl.errors import CheckpointError, EfvflError, Interrupted, LinkError, ProtocolError
 from efvfl.network.links.frame import Frame, FrameKind, printable, words
+from efvfl.network.links.presence import Presence
 from efvfl.network.links.wire import Wire
 
 log = logging.getLogger("efvfl")
@@ -34,6 +35,14 @@ class ServerTimeouts:
     absent: float = 3600.0  # for a missing party, where on_missing is 'stop'
     stale: float = 5.0  # for a missing party, where on_missing is 'stale'
     linger: float = 60.0  # at the end, for the parties to save
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What is called on the way."""
+
+    wrote: Callable[[str, str, Frame], None] = lambda name, direction, frame: None  # for every frame, 'in' or 'out'
+    on_tick: Callable[[], None] = lambda: None  # again and again while the server waits
 
 
 @dataclass(eq=False)
@@ -62,22 +71,14 @@ class Connection:
 class Connections(ABC):
     """All connections of a server. What is said on them is for a subclass to decide."""
 
-    def __init__(
-        self,
-        names: list[str],
-        patience: ServerTimeouts | None = None,
-        wrote: Callable[[str, str, Frame], None] | None = None,
-    ) -> None:
-        """Welcome parties of these names, each once at a time; `wrote` hears of every frame."""
-        self.names = names
+    def __init__(self, presence: Presence, patience: ServerTimeouts | None = None, hooks: Hooks | None = None) -> None:
+        """Welcome the parties that are expected, each once at a time."""
+        self.presence = presence
         self.patience = patience or ServerTimeouts()
-        self.wrote = wrote or (lambda name, direction, frame: None)
+        self.hooks = hooks or Hooks()
         self.stopping = threading.Event()
         self.links: dict[str, Connection] = {}
-        self.missing: dict[str, float] = dict.fromkeys(names, time.monotonic())  # since when
-        self.known: set[str] = set()  # parties that have been here
         self.waited = 0.0  # seconds spent waiting for parties
-        self.on_tick: Callable[[], None] = lambda: None
         self._strangers: set[Connection] = set()
         # Not a SimpleQueue: its timeout can be lost when a signal handler runs meanwhile (seen with Python 3.11).
         self._events: queue.Queue[tuple[Connection, Frame | EfvflError | None] | None] = queue.Queue()
@@ -94,6 +95,11 @@ class Connections(ABC):
     @abstractmethod
     def _next(self, link: Connection) -> None:
         """Send a party whatever it needs next, if anything."""
+
+    @property
+    def names(self) -> list[str]:
+        """The parties that are expected."""
+        return self.presence.names
 
     # Wires come and go on threads of their own.
 
@@ -115,13 +121,13 @@ class Connections(ABC):
     # The owner's thread.
 
     def idle(self, done: Callable[[], bool]) -> None:
-        """Hear parties that come and go while there is nothing to ask them, until `done`."""
+        """Welcome parties and see them off while there is nothing to ask them, until `done`."""
         before = self.waited
         self._wait(done)
         self.waited = before  # no party kept us waiting
 
     def wake(self) -> None:
-        """Have whoever waits look at once whether it is done; for other threads."""
+        """Have the thread that waits check at once whether it is done; for other threads."""
         self._events.put(None)
 
     def close(self) -> None:
@@ -143,7 +149,7 @@ class Connections(ABC):
         self.waited += time.monotonic() - began
 
     def _listen(self, seconds: float = 0.0) -> bool:
-        """Deal with one thing that a wire heard; False if there was none in time."""
+        """Deal with one event of a wire; return False if there was none in time."""
         try:
             event = self._events.get(timeout=seconds) if seconds else self._events.get_nowait()
         except queue.Empty:
@@ -168,12 +174,12 @@ class Connections(ABC):
             link.sent = now
             for frame in link.waiting:
                 self._put(link, frame)
-        self.on_tick()
+        self.hooks.on_tick()
 
     def _hear(self, link: Connection, frame: Frame) -> None:
         if link not in self._strangers and self.links.get(link.name) is not link:
             return  # its wire is cut already
-        self.wrote(link.title, "in", frame)
+        self.hooks.wrote(link.title, "in", frame)
         try:
             if not link.name:
                 self._welcome(link, frame)
@@ -188,7 +194,7 @@ class Connections(ABC):
 
     def _welcome(self, link: Connection, frame: Frame) -> None:
         if frame.kind != FrameKind.HELLO:
-            raise ProtocolError(f"{frame.kind.name} came, a connection starts with HELLO.")
+            raise ProtocolError(f"expected HELLO as the first frame of a connection, got {frame.kind.name}.")
         table = frame.words()
         name = table.get("name")
         if not isinstance(name, str) or name not in self.names:
@@ -202,8 +208,7 @@ class Connections(ABC):
         self._strangers.discard(link)
         link.name, link.position = name, frame.number
         self.links[name] = link
-        self.known.add(name)
-        self.missing.pop(name, None)
+        self.presence.arrive(name)
         log.info("%s is here, after request %d", name, frame.number)
         self._put(link, welcome)
         self._next(link)
@@ -220,7 +225,7 @@ class Connections(ABC):
         except LinkError as error:
             self._drop(link, str(error))
             return
-        self.wrote(link.title, "out", frame)
+        self.hooks.wrote(link.title, "out", frame)
 
     def _refuse(self, link: Connection, code: str, text: str) -> None:
         """Say why, and cut the wire. Nothing else changes: the others go on."""
@@ -228,7 +233,7 @@ class Connections(ABC):
         with contextlib.suppress(LinkError):
             frame = words(FrameKind.REFUSE, {"code": code, "text": text})
             link.wire.send(frame.to_bytes())
-            self.wrote(link.title, "out", frame)
+            self.hooks.wrote(link.title, "out", frame)
         self._drop(link, text)
 
     def _drop(self, link: Connection, reason: str, loud: bool = False) -> None:
@@ -236,5 +241,5 @@ class Connections(ABC):
         self._strangers.discard(link)
         if link.name and self.links.get(link.name) is link:
             del self.links[link.name]
-            self.missing[link.name] = time.monotonic()
+            self.presence.depart(link.name)
             log.log(logging.WARNING if loud else logging.INFO, "%s is gone: %s", link.name, printable(reason))

@@ -1,8 +1,9 @@
-"""What the server says on its links: every party gets every request once, whatever is repeated, lost or cut.
+"""The server's requests over a network: every party gets every request once, whatever is repeated, lost or cut.
 
-Requests are numbered, and a party answers request n with reply n. A party that comes, or comes back, says how many it
-has handled; it is sent the next one, from the log if need be, and so on until it has caught up. A party that is ahead,
-because the server restarted from a checkpoint, answers again from its own log. So nobody ever rolls back.
+Requests are numbered, and a party answers request n with reply n. A party that connects, for the first time or again,
+says how many it has handled; it is sent the next one, from the log if need be, and so on until it has caught up. A
+party that is ahead, because the server restarted from a checkpoint, replies again from its own log. So nobody ever
+rolls back.
 
 With a pipeline, request n + 1 is sent before reply n is here. Replies are taken in order all the same: one that comes
 before its turn is put aside unread.
@@ -11,54 +12,70 @@ before its turn is put aside unread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Protocol
 
 from efvfl.errors import AbsentError, EfvflError, ProtocolError
-from efvfl.network.links.connections import Connection, Connections, ServerTimeouts
+from efvfl.network.links.connections import Connection, Connections, Hooks, ServerTimeouts
 from efvfl.network.links.frame import Frame, FrameKind, pack, unpack, words
 from efvfl.network.links.message_log import MessageLog
+from efvfl.network.links.presence import Presence
+from efvfl.training.transport import Request
 from efvfl.wire.ledger import Ledger
 from efvfl.wire.message import Kind, Message
 
 
+class LocalParty(Protocol):
+    """A party in the server's own process: what it exchanges with the server is not sent."""
+
+    def handle(self, message: Message) -> Message:
+        """Return the reply to a message."""
+
+    def answer(self, question: bytes) -> bytes:
+        """Return the answer to a question."""
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What refuses a party, by raising."""
+
+    greet: Callable[[str, dict[str, Any], int], None]  # a party, its HELLO, and how many requests it has handled
+    reply: Callable[[str, Message, Message], None]  # a party, its reply, and what it was asked
+
+
 @dataclass(frozen=True)
 class Out:
-    """A request that is out: what every party is told, and its bytes."""
+    """A request that is under way: the message for every party, and its bytes for those that are not local."""
 
+    request: Request
     messages: dict[str, Message]
     data: dict[str, bytes]
 
 
 class Requests(Connections):
-    """A transport over wires."""
+    """A transport over wires; it keeps the contract of `efvfl.training.transport`."""
 
     def __init__(
         self,
-        names: list[str],
+        presence: Presence,
         message_log: MessageLog,
         ledger: Ledger,
-        greet: Callable[[str, dict[str, Any], int], None],
-        check: Callable[[str, Message], None],
+        checks: Checks,
         patience: ServerTimeouts | None = None,
-        on_missing: Literal["wait", "stop", "stale"] = "wait",
-        wrote: Callable[[str, str, Frame], None] | None = None,
+        hooks: Hooks | None = None,
+        local: Mapping[str, LocalParty] | None = None,
     ) -> None:
-        """Serve parties of these names.
-
-        `greet` refuses a HELLO that does not fit, `check` a reply; both by raising. `wrote` hears of every frame.
-        """
-        super().__init__(names, patience, wrote)
+        """Serve the parties that are expected, and those in this process."""
+        super().__init__(presence, patience, hooks)
         self.message_log = message_log
         self.ledger = ledger
-        self.greet = greet
-        self.check = check
-        self.on_missing = on_missing
-        self.number = 0  # of the oldest request that is out, or of the next one
+        self.checks = checks
+        self.local = local or {}
+        self.number = 0  # of the oldest request that is under way, or of the next one
         self.durable = 0  # the server's checkpoint covers all requests below this one
-        self.left: dict[str, int] = {}  # parties that steps go without, and the last request that was meant for them
+        self.told: set[str] = set()  # parties that know that all is done
         self._out: dict[int, Out] = {}  # by number
         self._replies: dict[str, tuple[Message, bytes]] = {}  # to the oldest of them
         self._early: dict[str, Frame] = {}  # replies that came before their turn, unread
@@ -67,62 +84,73 @@ class Requests(Connections):
         self._answers: dict[str, bytes] = {}
         self._check_answer: Callable[[str, bytes], None] = lambda name, answer: None
         self._finished = False
-        self.saved: set[str] = set()  # parties that know that all is done
         self._marks: dict[str, int] = {}  # how far every party's own checkpoint is
 
     # What the server does.
 
     @property
-    def under_way(self) -> int:
-        """How many requests were sent and are not collected."""
-        return len(self._out)
+    def here(self) -> Collection[str]:
+        """The parties in this process."""
+        return self.local.keys()
 
-    def stage(self, messages: Mapping[str, Message], ahead: int = 0) -> None:
-        """Put a request in the log, or see that it is the one that is there since before a restart.
+    @property
+    def under_way(self) -> list[Request]:
+        """The requests that were posted and not collected, oldest first."""
+        return [out.request for out in self._out.values()]
 
-        So many requests `ahead` of it are not collected yet.
+    def asked(self, name: str) -> Message | None:
+        """Return what the oldest request under way asks of a party; None: nothing."""
+        out = self._out.get(self.number)
+        return out.messages.get(name) if out else None
+
+    def post(self, messages: Mapping[str, Message]) -> None:
+        """Send every party its message. The log has them before they leave.
+
+        After a restart the log may have this very request already; then it is seen to be the same.
         """
+        number = self.number + len(self._out)
         # Who was away when cannot be computed again: then the disk itself must have it before anybody hears of it.
-        self.message_log.append(self.number + ahead, pack(messages), durable=self.on_missing == "stale")
-
-    def send(self, messages: Mapping[str, Message]) -> None:
-        """Send every party its message. The log has them before they leave."""
-        number = self.number + self.under_way
-        if number not in self.message_log:
-            self.stage(messages, self.under_way)
-        for name in [name for name in self.left if name in messages]:
-            left, link = self.left.pop(name), self.links.get(name)
-            if link is not None and link.position > left:  # else it first needs what it missed before it left
-                link.position = number
-        self._out[number] = Out(dict(messages), {name: message.to_bytes() for name, message in messages.items()})
+        self.message_log.append(number, pack(messages), durable=self.presence.on_missing == "stale")
+        out = self._packed(messages)
+        for name in out.data:
+            left, link = self.presence.rejoin(name), self.links.get(name)
+            if left is not None and link is not None and link.position > left:
+                link.position = number  # else it first needs what it missed before it left
+        self._out[number] = out
         self._advance()
 
+    def _packed(self, messages: Mapping[str, Message]) -> Out:
+        data = {name: message.to_bytes() for name, message in messages.items() if name not in self.local}
+        return Out(Request.of(messages), dict(messages), data)
+
     def collect(self) -> dict[str, Message]:
-        """Wait for all answers to the oldest request that is out.
+        """Wait for all replies to the oldest request under way, while local parties make theirs.
 
         Where steps may go without a party, those of parties that are missing are left out.
         """
+        if self.number not in self._out:
+            raise ProtocolError("no request is under way: post one before its replies are collected.")
         out = self._out[self.number]
+        own = {name: party.handle(out.messages[name]) for name, party in self.local.items() if name in out.messages}
         self._take_early()
         planned = self._planned(out)
         self._wait(partial(self._enough, set(out.data), planned))
         taken = self._replies.keys() if planned is None else planned
         found = {name: self._replies[name] for name in out.data if name in taken}
-        replies = {name: reply for name, (reply, _) in found.items()}
         for name, (reply, data) in found.items():  # counted now, so that an interrupted request is not counted twice
             self.ledger.record("down", name, out.messages[name], len(out.data[name]))
             self.ledger.record("up", name, reply, len(data))
         for name in set(out.data) - set(found):
-            self.left[name] = self.number
+            self.presence.leave(name, self.number)
         del self._out[self.number]
         self._replies = {}
         self.number += 1
         self.message_log.forget(min([self.durable, *(self._marks.get(name, 0) for name in self.names)]))
-        return replies
+        return {name: reply for name, (reply, _) in found.items()} | own
 
     def _planned(self, out: Out) -> set[str] | None:
-        """After a restart the log says whose answers the next request was made from: it must be made from the same."""
-        if self.on_missing != "stale" or self.number + 1 not in self.message_log:
+        """After a restart the log says whose replies the next request was made from: it must be made from the same."""
+        if self.presence.on_missing != "stale" or self.number + 1 not in self.message_log:
             return None
         following = unpack(self.message_log.read(self.number + 1))
         return {name for name, message in following.items() if message.kind != Kind.SYNC} & set(out.data)
@@ -131,26 +159,23 @@ class Requests(Connections):
         if planned is not None:
             return planned <= set(self._replies)
         open_ = asked - set(self._replies)
-        if not open_ and (asked or not self.left):
+        if not open_ and (asked or not self.presence.left):
             return True
         # With nobody left there is nothing to do but wait, until one is back.
-        return self._gone(open_) and bool(self._replies or self.back())
+        return self._given_up(open_) and bool(self._replies or self.back())
 
-    def _gone(self, names: Iterable[str]) -> bool:
-        """Whether steps go on without these: they have been here, and are missing for long enough."""
-        now = time.monotonic()
-        return self.on_missing == "stale" and all(
-            name in self.known and now - self.missing.get(name, now) > self.patience.stale for name in names
-        )
+    def _given_up(self, names: Iterable[str]) -> bool:
+        return self.presence.given_up(names, self.patience.stale)
 
     def back(self) -> list[str]:
-        """Return who was away and can go on now: here again, and done with all it was asked before it left."""
-        number = self.number + self.under_way
+        """Return who was away and can take part again: connected, and done with all it was asked before it left."""
+        number = self.number + len(self._out)
         if number in self.message_log:  # after a restart: as before it
             following = unpack(self.message_log.read(number))
             return [name for name, message in following.items() if message.kind == Kind.SYNC]
-        links = [self.links[name] for name in self.left if name in self.links]
-        return [link.name for link in links if not link.waiting and link.position > self.left[link.name]]
+        left = self.presence.left
+        links = [self.links[name] for name in left if name in self.links]
+        return [link.name for link in links if not link.waiting and link.position > left[link.name]]
 
     def ask(
         self,
@@ -162,12 +187,16 @@ class Requests(Connections):
 
         `check` refuses an answer by raising. Once `over`, answers that are still to come are not waited for.
         """
-        self._question, self._answers, self._check_answer = dict(questions), {}, check
+        self._question = {name: asked for name, asked in questions.items() if name not in self.local}
+        self._answers, self._check_answer = {}, check
         self._asked += 1
         self._advance()
-        self._wait(lambda: not (open_ := set(self._question) - set(self._answers)) or self._gone(open_) or over())
+        own = {name: party.answer(questions[name]) for name, party in self.local.items() if name in questions}
+        for name, answer in own.items():
+            check(name, answer)
+        self._wait(lambda: not (open_ := set(self._question) - set(self._answers)) or self._given_up(open_) or over())
         self._question = {}
-        return dict(self._answers)
+        return self._answers | own
 
     def finish(self) -> set[str]:
         """Tell the parties that all is done and wait until they have saved; return those that did not."""
@@ -176,8 +205,25 @@ class Requests(Connections):
         deadline = time.monotonic() + self.patience.linger
         while self._listen():  # a party that died after its BYE may be back: it is told again
             pass
-        self._wait(lambda: (self.saved >= set(self.names) and not self.links) or time.monotonic() > deadline)
-        return set(self.names) - self.saved
+        self._wait(lambda: (self.told >= set(self.names) and not self.links) or time.monotonic() > deadline)
+        return set(self.names) - self.told
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the requests stand; those under way are in the log."""
+        return {
+            "number": self.number,
+            "under_way": len(self._out),
+            "told": sorted(self.told),
+            "presence": self.presence.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state: requests that were under way are so again, and are sent to whoever connects."""
+        self.number = self.durable = int(state["number"])
+        numbers = range(self.number, self.number + int(state["under_way"]))
+        self._out = {number: self._packed(unpack(self.message_log.read(number))) for number in numbers}
+        self.told = set(state["told"])
+        self.presence.load_state_dict(state["presence"])
 
     # One thing at a time on every link, but for requests of a pipeline.
 
@@ -190,7 +236,7 @@ class Requests(Connections):
         name = link.name
         if any(frame.kind != FrameKind.REQUEST or frame.number < self.number for frame in link.waiting):
             return
-        while link.position < min(self.number, self.left.get(name, self.number - 1) + 1):
+        while link.position < min(self.number, self.presence.left.get(name, self.number - 1) + 1):
             missed = unpack(self.message_log.read(link.position)).get(name)
             if missed:
                 self._send(link, self._request(link.position, missed.to_bytes()))
@@ -204,7 +250,8 @@ class Requests(Connections):
         if name in self._question and name not in self._answers:
             self._send(link, Frame(FrameKind.ASK, self._asked, self.durable, self._question[name]))
         elif self._finished:  # one that was away to the end has not heard of the last requests
-            self._send(link, Frame(FrameKind.STOP, link.position if name in self.left else self.number, self.durable))
+            number = link.position if name in self.presence.left else self.number
+            self._send(link, Frame(FrameKind.STOP, number, self.durable))
 
     def _answered(self, name: str, number: int) -> bool:
         early = self._early.get(name)
@@ -215,9 +262,9 @@ class Requests(Connections):
 
     def _look_at_clock(self) -> None:
         super()._look_at_clock()
-        if self.on_missing == "stop" and not self._finished:
-            for name, since in self.missing.items():
-                if (gone := time.monotonic() - since) > self.patience.absent:
+        if self.presence.on_missing == "stop" and not self._finished:
+            for name, gone in self.presence.missing_for().items():
+                if gone > self.patience.absent:
                     raise AbsentError(
                         f"{name} has been missing for {gone:,.0f} seconds, and on_missing is 'stop'. Everything is "
                         "saved: start again when it is back, or set on_missing = 'wait'."
@@ -230,7 +277,7 @@ class Requests(Connections):
                 "folder is older than it was when it last spoke. Was it restored from a backup? Put its newest folder "
                 "back, or start all anew in empty folders."
             )
-        self.greet(name, table, frame.number)
+        self.checks.greet(name, table, frame.number)
         self._mark(name, frame)
         return words(FrameKind.WELCOME, {"number": self.number}, durable=self.durable)
 
@@ -266,7 +313,7 @@ class Requests(Connections):
     def _take(self, name: str, frame: Frame) -> None:
         """Take a reply to the oldest request that is out."""
         message = Message.from_bytes(frame.body)
-        self.check(name, message)
+        self.checks.reply(name, message, self._out[self.number].messages[name])
         self._replies[name] = (message, frame.body)
 
     def _take_early(self) -> None:
@@ -293,6 +340,6 @@ class Requests(Connections):
 
     def _bye(self, link: Connection, frame: Frame) -> None:
         self._mark(link.name, frame)
-        if self._finished and (frame.number >= self.number or link.name in self.left):
-            self.saved.add(link.name)
+        if self._finished and (frame.number >= self.number or link.name in self.presence.left):
+            self.told.add(link.name)
         self._drop(link, "it said BYE")

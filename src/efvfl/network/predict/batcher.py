@@ -23,7 +23,7 @@ from torch import Tensor
 from efvfl.errors import DataError, Interrupted, ProtocolError
 from efvfl.network.predict.cache import KeptRows, Means, Rows
 from efvfl.network.predict.prediction import Declined, Prediction, said
-from efvfl.network.training.participant import CHUNK, MAX_QUESTION, lacking, question, read_answer
+from efvfl.network.training.questions import CHUNK, MAX_QUESTION, lacking, question, read_answer
 from efvfl.network.training.server_process import ServerProcess
 
 ROOM = 64  # requests that may wait for parties
@@ -65,7 +65,7 @@ class PredictionBatcher:
         self.serving = serving
         self.settings = settings
         self.requests = serving.requests
-        self.requests.on_missing = "wait"  # a service outlives the absence of a party
+        self.requests.presence.on_missing = "wait"  # a service outlives the absence of a party
         self.widths = dict(zip(serving.holding.names, serving.plan.widths, strict=True))
         self.kept = {name: KeptRows(settings.cache_rows, width) for name, width in self.widths.items()}
         self.fusion = serving.server.fusion.eval()  # for good: nothing is trained here
@@ -203,14 +203,7 @@ class PredictionBatcher:
             answered.add(name)
 
         questions = {name: question({"ids": ids}) for name, ids in asked.items()}
-        self._ask(questions, check, lambda: settled() or all(n in answered or self._given_up(n) for n in asked))
-
-    def _ask(self, questions: dict[str, bytes], check: Callable[[str, bytes], None], over: Callable[[], bool]) -> None:
-        """Ask parties, and the label holder's own, which needs no link."""
-        own = self.serving.party.name if self.serving.party else ""
-        if own in questions and self.serving.answerer:
-            check(own, self.serving.answerer(questions.pop(own))[1])
-        self.requests.ask(questions, check, over)
+        self.requests.ask(questions, check, lambda: settled() or all(n in answered or self._given_up(n) for n in asked))
 
     def _settle(self, request: _Request, found: Found, lacks: Lacks) -> None:
         """Answer a request with what there is."""
@@ -270,7 +263,7 @@ class PredictionBatcher:
 
         tables = {name: {"split": split, "start": a, "stop": b} for name, (split, a, b) in spans.items()}
         questions = {name: question(table) for name, table in tables.items()}
-        self._ask(
+        self.requests.ask(
             questions,
             check,
             lambda: time.monotonic() > ends or not all(n in answered or self._here(n) for n in spans),

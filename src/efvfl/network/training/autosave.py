@@ -1,4 +1,4 @@
-"""When a participant saves itself, and how it comes back to what it saved."""
+"""When a participant saves itself, and how it goes on from what it saved."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from efvfl.errors import CheckpointError
 from efvfl.util import checkpoint
 
 CHECKPOINT = "checkpoint.safetensors"  # in a participant's folder
+VERSION = 2  # of a checkpoint's layout
 
 
 class CheckpointPolicy:
@@ -30,9 +31,19 @@ class CheckpointPolicy:
         self._last = time.monotonic()
 
 
+def save_own(path: Path, about: dict[str, Any], state: dict[str, Any]) -> None:
+    """Write a participant's own checkpoint, with the settings and rows it was made with."""
+    checkpoint.save(path, {"version": VERSION, "about": about, **state})
+
+
 def load_own(path: Path, about: dict[str, Any]) -> dict[str, Any]:
     """Read a participant's own checkpoint, if it was made with the settings and rows it has now."""
     state = checkpoint.load(path)
+    if state.get("version") != VERSION:
+        raise CheckpointError(
+            f"{path} was left by another version of efvfl: go on with that one at all participants, or start anew in "
+            "an empty folder together with the others."
+        )
     before = state.get("about", {})
     if before != about:
         changed = [key for key in about if before.get(key) != about[key]]

@@ -1,14 +1,26 @@
-"""What one participant holds of the rows."""
+"""What one participant holds of the rows: columns, labels and ids, from arrays or from tables."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from efvfl.data.tables.encode import Encoder
+from efvfl.config.run_file import RunConfig
+from efvfl.data.base import cut_rows
+from efvfl.data.npz import classes_of, own_columns, read
+from efvfl.data.tables.encode import Encoder, TableSettings
+from efvfl.data.tables.labels import Labels
+from efvfl.data.tables.load import Table, cut_ids, label_settings, open_new
+from efvfl.errors import ConfigError, DataError, nearest
+from efvfl.network.align.aligned_rows import SPLITS, Aligned
+from efvfl.network.training.autosave import CHECKPOINT
+from efvfl.runs.build import has_tables, load_data
+from efvfl.util.files import write_atomically
+
+ENCODER = "encoder.json"  # in a participant's folder
 
 
 @dataclass(frozen=True)
@@ -27,3 +39,166 @@ class ParticipantData:
     def trained_ids(self) -> dict[str, list[str]]:
         """The rows that all must hold alike."""
         return {split: ids for split, ids in self.ids.items() if split != "new"}
+
+
+def party_names(config: RunConfig, folder: Path) -> list[str]:
+    """Return the parties' names: those in the file, or those of the data."""
+    if has_tables(config):
+        return [p.name for p in config.party]
+    return [p.name for p in config.party] if _has_own_files(config, folder) else load_data(config, folder).names
+
+
+def _has_own_files(config: RunConfig, folder: Path) -> bool:
+    """Whether each participant has a data file of its own; its copy of the run file may name that one alone."""
+    if any(p.data for p in config.party):
+        return True
+    return bool(config.party and config.data.path) and not read(folder / config.data.path).columns
+
+
+def load(config: RunConfig, folder: Path, name: str, home: Path | None = None) -> ParticipantData:
+    """Return what a party holds, or the server (''); `home` is the participant's folder, where an alignment is."""
+    party = name or config.label_holder
+    if config.data.subset and (has_tables(config) or _has_own_files(config, folder)):
+        raise ConfigError(
+            f"data.subset = {config.data.subset} is set, but it would have no effect: each participant uses all rows "
+            "of its own file. Leave it out."
+        )
+    if has_tables(config):
+        return _from_tables(config, folder, name, home)
+    if _has_own_files(config, folder):
+        return _from_arrays(config, folder, name, party)
+    data = load_data(config, folder)
+    if data.sources:
+        raise ConfigError(
+            "augmentation moves pixels between parties, so it exists in one process only: set data.augment = false."
+        )
+    if party and party not in data.names:
+        raise ConfigError(f"{party!r} is not a party of this data. {nearest(party, data.names)}")
+    splits = {s: part for s in ("train", "validation", "test") if (part := getattr(data, s)) is not None}
+    place = data.names.index(party) if party else None
+    columns = {} if place is None else {s: part.features[place] for s, part in splits.items()}
+    labels = {s: part.labels for s, part in splits.items()}
+    ids = data.ids or {s: [f"{s}:{i}" for i in range(len(part.labels))] for s, part in splits.items()}
+    held = labels if not name or config.agreement.labels == "shared" else {}
+    return ParticipantData(data.names, columns, held, {s: ids[s] for s in splits}, data.classes if held else 0)
+
+
+def _from_arrays(config: RunConfig, folder: Path, name: str, party: str) -> ParticipantData:
+    names = [p.name for p in config.party]
+    own = config.of(party).data
+    if party and own is None:
+        known = f" {nearest(party, names)}" if party not in names else ""
+        raise ConfigError(
+            f"party {party!r} has no data in this file: its [[party]] needs data = {{ path = ... }}.{known}"
+        )
+    columns, labels, ids, rows = None, None, [], 0
+    if own is not None:
+        found = read(folder / own.path)
+        columns, ids, rows = own_columns(found, folder / own.path), found.ids, found.rows
+        labels = found.labels if config.agreement.labels == "shared" else None
+        if labels is None and name and config.agreement.labels == "shared":
+            raise ConfigError(f"labels are shared, so {own.path} of {name!r} needs them as 'y'.")
+    if not name:
+        if not config.data.path:
+            raise ConfigError("data.path is missing: the .npz file with the labels `y`.")
+        found = read(folder / config.data.path)
+        if found.labels is None or (own is not None and found.ids != ids):
+            raise ConfigError(f"{config.data.path} needs labels 'y', and the ids of the label holder's own columns.")
+        labels, ids, rows = found.labels, found.ids, found.rows
+    ids = ids or [str(i) for i in range(rows)]
+    parts = {s: p for s, p in cut_rows(rows, (config.data.validation, config.data.test), config.seed).items() if len(p)}
+    held = ParticipantData(
+        names,
+        {} if columns is None else {s: columns[part] for s, part in parts.items()},
+        {} if labels is None else {s: labels[part] for s, part in parts.items()},
+        {s: [ids[i] for i in part.tolist()] for s, part in parts.items()},
+        0 if labels is None else classes_of(labels),
+    )
+    if own is not None and own.new:
+        later = read(folder / own.new)
+        held.columns["new"] = own_columns(later, folder / own.new)
+        held.ids["new"] = later.ids or [str(i) for i in range(later.rows)]
+    return held
+
+
+# Tables.
+
+
+def _from_tables(config: RunConfig, folder: Path, name: str, home: Path | None) -> ParticipantData:
+    """Return what a party holds of its table, or the server (''): the rows that all share, in numbers.
+
+    How columns become numbers is learnt from the training rows once, and kept beside the checkpoint: rows that come
+    later are turned into numbers in the same way.
+    """
+    party = name or config.label_holder
+    own = config.of(party).data
+    if party and own is None:
+        raise ConfigError(f"party {party!r} has no table in this file: its [[party]] needs data = {{ path, id }}.")
+    table = Table.open(folder / own.path, TableSettings.of(own), config.data) if own else None
+    target = _label_table(config, folder, name, table)
+    parts = _ids_by_split(config, [t for t in (table, target) if t], home)
+    names, (labels, classes) = [p.name for p in config.party], _labels(config, target, parts)
+    count = (len(classes.names) or classes_of(labels["train"])) if labels else 0
+    if own is None or table is None:
+        return ParticipantData(names, {}, labels, parts, count, class_names=classes.names)
+    encoder = _encoder(table, parts["train"], home)
+    columns = table.encoded(parts, encoder)
+    if own.new:
+        parts["new"], columns["new"] = open_new(own, folder, config.data, encoder)
+    return ParticipantData(names, columns, labels, parts, count, encoder, classes.names)
+
+
+def _label_table(config: RunConfig, folder: Path, name: str, own: Table | None) -> Table | None:
+    """Return the table with the labels, if this participant has them."""
+    where = label_settings(config)
+    if name:  # a party has labels only where they are shared, and then in its own table
+        if config.agreement.labels == "shared" and (own is None or not own.settings.label):
+            raise ConfigError(f"labels are shared, so the data of {name!r} needs `label`, its column of labels.")
+        return own if config.agreement.labels == "shared" else None
+    if where is None:
+        raise ConfigError("the label holder has no labels: set `label` in [data], or in its own [[party]] data.")
+    return Table.open(folder / where[0], where[1], config.data) if config.data.label else own
+
+
+def _ids_by_split(config: RunConfig, tables: Sequence[Table], home: Path | None) -> dict[str, list[str]]:
+    """Return the ids of every split, in the order that all use."""
+    if config.data.align == "none" and not config.data.stratify:  # then everybody cuts alike
+        if any(table.ids != tables[0].ids for table in tables):
+            raise DataError("align = 'none', but the tables of the label holder list other ids, or in another order.")
+        return cut_ids(tables[0].ids, config.data, config.seed)
+    if home is None:
+        raise ConfigError(f"align = {config.data.align!r} needs the folder where `efvfl align` left its list.")
+    aligned = Aligned.load(home)
+    found: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for name, code in zip(aligned.ids, aligned.splits, strict=True):
+        found[SPLITS[code]].append(name)
+    return {split: ids for split, ids in found.items() if ids}
+
+
+def _labels(config: RunConfig, target: Table | None, parts: dict[str, list[str]]) -> tuple[dict[str, Tensor], Labels]:
+    if target is None:
+        return {}, Labels()
+    classes = Labels.of(target.labels([name for ids in parts.values() for name in ids]), config.loss)
+    return {split: classes.encode(target.labels(ids)) for split, ids in parts.items()}, classes
+
+
+def _check_chosen(began: list[str], now: list[str], home: Path) -> None:
+    """Refuse to go on with columns that were left out since training began; new ones in the table are no harm."""
+    if gone := [name for name in began if name not in now]:
+        raise ConfigError(
+            f"training in {home} began with {', '.join(map(repr, gone))}, which the file leaves out now. To train "
+            "without, start in an empty folder (copy aligned.parquet to it); to go on, set it back."
+        )
+
+
+def _encoder(table: Table, train: list[str], home: Path | None) -> Encoder:
+    """Return the encoder that training began with, or learn it now."""
+    kept = home / ENCODER if home else None
+    if home and kept and (home / CHECKPOINT).exists() and kept.exists():
+        found = Encoder.from_json(kept.read_text(encoding="utf-8"))
+        _check_chosen([column.name for column in found.columns], table.settings.chosen(table.rows(train)), home)
+        return found
+    encoder = Encoder.fit(table.rows(train), table.settings)
+    if kept:
+        write_atomically(kept, encoder.to_json().encode())
+    return encoder

@@ -1,7 +1,7 @@
 """A party's side of the protocol, without any wire: a frame comes in, a frame goes out.
 
 The party decides: what it computes with, and how much it is ready to send, are in its own file. A request is handled
-once; if it comes again, the answer is the same bytes again, from the log.
+once; if it comes again, the reply is the same bytes again, from the log.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from efvfl.core.party import Party
 from efvfl.errors import LimitError, ProtocolError, WireError
 from efvfl.network.links.frame import Frame, FrameKind, words
 from efvfl.network.links.message_log import MessageLog
-from efvfl.network.training.autosave import CHECKPOINT, CheckpointPolicy, load_own
-from efvfl.util import checkpoint
+from efvfl.network.training.autosave import CHECKPOINT, CheckpointPolicy, load_own, save_own
 from efvfl.wire.ledger import Ledger
 from efvfl.wire.message import Kind, Message
 
@@ -79,14 +78,13 @@ class PartyProcess:
         """Leave everything on disk that is needed to go on."""
         self.message_log.settle()
         state = {
-            "about": self.about,
             "party": self.party.state_dict(),
             "ledger": self.ledger.state_dict(),
             "handled": self.handled,
             "rows_given": self.rows_given,
             "finished": self.finished,
         }
-        checkpoint.save(self.path, state)
+        save_own(self.path, self.about, state)
         self.durable = self.handled
         self.saving.done()
 
@@ -117,7 +115,9 @@ class PartyProcess:
             return Frame(FrameKind.ANSWER, frame.number, self.durable, self._answer(frame))
         if frame.kind == FrameKind.STOP:
             if frame.number != self.handled:
-                raise ProtocolError(f"STOP after request {frame.number} came, but {self.handled} are handled here.")
+                raise ProtocolError(
+                    f"expected STOP after request {self.handled}, got one after request {frame.number}."
+                )
             self.finished = True
             self.save()
             return Frame(FrameKind.BYE, self.handled, self.durable)
@@ -131,7 +131,7 @@ class PartyProcess:
         except WireError as error:
             raise ProtocolError(f"request {frame.number} is not a message: {error}") from error
         if frame.number > self.handled and message.kind != Kind.SYNC:  # others were asked things while it was away
-            raise ProtocolError(f"request {frame.number} came, but request {self.handled} has not come yet.")
+            raise ProtocolError(f"expected request {self.handled}, got request {frame.number}.")
         reported = message.step + (0 if message.kind in (Kind.BEGIN, Kind.SYNC) else self.party.open.window)
         if self.limits.steps and not message.hold and reported >= self.limits.steps:
             raise LimitError(f"{self.party.name} takes part in {self.limits.steps:,} steps, as its own file says.")

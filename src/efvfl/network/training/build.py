@@ -1,0 +1,115 @@
+"""From a federation file and what one participant holds, its half of the federation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from efvfl.config.run_file import RunConfig
+from efvfl.core import losses, rules
+from efvfl.core.assembly import SharedParts, dropout_key, make_party, make_server, plain_model
+from efvfl.core.batches import Batches
+from efvfl.core.block import Block
+from efvfl.core.fusion import Fusion
+from efvfl.core.fusion_replicas import PER_NUMBER
+from efvfl.core.local_model import CHUNK, LocalModel
+from efvfl.core.party import Party
+from efvfl.core.plan import Plan
+from efvfl.core.server import Server
+from efvfl.errors import ConfigError
+from efvfl.network.training.participant_data import ParticipantData
+from efvfl.network.workers import worker_group
+from efvfl.network.workers.worker_group import GroupModel, WorkerGroup
+from efvfl.runs.build import (
+    head_model,
+    local_model,
+    make_loss,
+    make_optimizer,
+    memory_folder,
+    model_config,
+    private_seed,
+)
+from efvfl.training.federate import check_batches, model_width
+from efvfl.util.rng import derive
+
+
+def make_plan(config: RunConfig, holding: ParticipantData, home: Path | None = None) -> Plan:
+    """Return what all participants know, as this one's file says it; `home` is the participant's folder."""
+    widths = [model_config(config, name).width for name in holding.names]
+    rules.check(replace(config.choices, widths=tuple(widths)))
+    samples = len(holding.ids["train"])
+    return Plan(
+        names=holding.names,
+        widths=widths,
+        dtype=torch.float32,
+        batches=Batches(samples, config.batch_size, derive(config.seed, "batches"), config.batch_order),
+        method=config.method.build(),
+        agreement=config.agreement.build(),
+        # Without labels the loss is not computed here, and its name is all that matters.
+        loss=make_loss(config, holding.labels["train"], holding.classes)
+        if holding.labels
+        else losses.lookup(config.loss),
+        optimizer=make_optimizer(config.optimizer),
+        label_holder=config.label_holder,
+        stale=config.network.on_missing == "stale",
+        mapped=memory_folder(config, home),
+    )
+
+
+def _fusion(config: RunConfig, plan: Plan, holding: ParticipantData) -> Fusion:
+    return Fusion(head_model(config, plan.widths, holding.classes), config.fusion.combine)
+
+
+def build_server(config: RunConfig, plan: Plan, holding: ParticipantData) -> Server:
+    """Make the server's half."""
+    labels = holding.labels["train"]
+    plan.loss.check(labels)
+    fusion = _fusion(config, plan, holding)
+    check_batches(plan.batches, [fusion])
+    return make_server(plan, fusion, labels, derive(private_seed(config), "server"), config.protect)
+
+
+def _build_model(config: RunConfig, plan: Plan, holding: ParticipantData, name: str) -> nn.Module:
+    """Make a party's local model, and see that it fits the columns."""
+    x = holding.columns["train"]
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        raise ConfigError(f"the columns of {name!r} hold NaN or infinity: fill or drop such rows first.")
+    model = local_model(config, name, x[0], holding.encoder)
+    width, declared = model_width(model, x, name), model_config(config, name).width
+    if width != (declared, torch.float32):
+        raise ConfigError(
+            f"the model of {name!r} gives {width[0]} x {width[1]}, but its width is declared as {declared}."
+        )
+    check_batches(plan.batches, [model])
+    return model
+
+
+def build_party(config: RunConfig, plan: Plan, holding: ParticipantData, name: str) -> Party:
+    """Make a party's half; where torchrun started several workers, this is the one of rank 0."""
+    x, module = holding.columns["train"], _build_model(config, plan, holding, name)
+    seed, workers = derive(private_seed(config, name), "party", name), worker_group.size()
+    rules.check(rules.Choices.of(plan.method, plan.agreement, workers=workers))
+    model: LocalModel = plain_model(plan, name, module, x, seed)
+    if workers > 1:
+        model = GroupModel(WorkerGroup(model.block, x, plan.batches, name), dropout_key(seed))
+    shared = SharedParts(holding.labels["train"], _fusion(config, plan, holding)) if plan.agreement.shared else None
+    return make_party(plan, name, model, seed, shared)
+
+
+def build_worker(config: RunConfig, plan: Plan, holding: ParticipantData, name: str) -> WorkerGroup:
+    """Make a worker of a party that has a rank above 0: a local model and columns, and nothing else."""
+    block = Block(_build_model(config, plan, holding, name), plan.optimizer, plan.batches.per_epoch)
+    return WorkerGroup(block, holding.columns["train"], plan.batches, name)
+
+
+def frame_limit(plan: Plan, fusion_size: int = 0) -> int:
+    """Return a size that no frame of this federation exceeds: all blocks of a message uncompressed, and some to spare.
+
+    A party may be sent a fusion model of `fusion_size` numbers, with its optimiser's state.
+    """
+    whole = plan.agreement.reports == "all" or (plan.stale and not plan.agreement.private)
+    rows = plan.batches.samples if whole else plan.batches.count(0)
+    return 2 * 8 * max(rows, CHUNK) * sum(plan.widths) + 8 * PER_NUMBER * fusion_size + (64 << 20)
