@@ -82,7 +82,7 @@ def line_seconds(record: Record, rate: float = LINE_RATE, round_trip: float = LI
 
 
 def comparison(runs: Mapping[str, Sequence[Record]]) -> Table:
-    """Return a table of the last record of each run; several runs also get savings relative to the first, and a line."""
+    """Return a table of the last record of each run; for several runs, also savings and times on a slow line."""
     table = Table(title="After training")
     first = next(iter(runs.values()))[-1]
     metric = next((m for m in first.test if m != "loss"), "loss")
