@@ -122,7 +122,7 @@ def test_without_test_rows_and_names_of_rows_the_table_says_what_it_shows(
             "runs 'svfl' and 'ef' have the same row 'SVFL' and column 'none'",
         ),
         (OWN.replace('"SVFL"', "3"), [], "run 'svfl': row: expected a string, got 3"),
-        (OWN.replace('name = "ef"\n', ""), [], "each with a name of its own"),
+        (OWN.replace('name = "ef"\n', ""), [], "expected runs with unique names, got ['svfl', '']"),
         (OWN, ["--epochs", "0"], "epochs: expected at least 1, because without training there is no result, got 0"),
         (OWN, ["--epochs", "0", "--quick"], "epochs: expected at least 1, because"),
         (OWN, ["--seeds", "1", "1"], "seeds: expected one or more different seeds, got [1, 1]"),

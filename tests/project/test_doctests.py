@@ -11,19 +11,21 @@ from efvfl import __all__ as public
 
 # Public names whose examples are still to be written; a name leaves the set together with its example.
 WITHOUT = {
-    "Agreement",
     "Batches",
     "Federation",
     "Link",
     "Loss",
     "Method",
     "Optimizer",
+    "PrivateLabels",
     "Protection",
     "Record",
+    "Setup",
+    "SharedLabels",
     "cvfl",
     "efvfl",
-    "federate",
     "svfl",
+    "train",
 }
 
 
@@ -42,9 +44,9 @@ def modules_with_examples() -> list[str]:
 
 @pytest.mark.parametrize("name", modules_with_examples())
 def test_the_examples_of_a_module_run(name: str) -> None:
-    result = doctest.testmod(import_module(name))
-    assert result.attempted
-    assert not result.failed
+    module = import_module(name)
+    assert any(test.examples for test in doctest.DocTestFinder().find(module))
+    assert not doctest.testmod(module).failed
 
 
 @pytest.mark.parametrize("name", sorted(set(public) - WITHOUT))
