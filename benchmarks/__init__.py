@@ -1,1 +1,1 @@
-"""Ratios taken in one run, both sides alternating, so that a busy machine slows both."""
+"""Benchmarks: ratios measured in one run with both sides alternating, so that a busy machine slows down both."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks [topic ...] [--full]`: measure, and put every number beside its target."""
+"""`python -m benchmarks [topic ...] [--full]`: measure, and compare every number with its target."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ OUT = Path(__file__).parent / "results" / "bench.json"
 
 
 def earlier(path: Path, machine: dict[str, str]) -> Report:
-    """Return what was measured before on this very machine, so that a topic can be measured again by itself."""
+    """Return the previous report of this machine, so that single topics can be measured again."""
     if path.exists():
         found = Report.from_json(path.read_text(encoding="utf-8"))
         if found.machine == machine:
             return found
-        print(f"{path} is of another machine or other versions: starting anew.", file=sys.stderr)
+        print(f"{path} is of another machine or other versions: starting a new report.", file=sys.stderr)
     return Report(machine)
 
 
 def write(report: Report, path: Path) -> None:
-    """Write the JSON, and the tables beside it."""
+    """Write the report as JSON and as Markdown."""
     write_atomically(path, report.to_json().encode())
     write_atomically(path.with_suffix(".md"), report.to_markdown().encode())
 
 
 def main() -> int:
-    """Run the topics; 1 if one of them failed, whether or not targets are met."""
+    """Run the topics; return 1 if one of them failed, whether or not the targets are met."""
     names = ", ".join(topic.name for topic in suite.TOPICS)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure, beside targets.")
-    parser.add_argument("topics", nargs="*", metavar="topic", help=f"{names}; all if none is named")
+    parser.add_argument("topics", nargs="*", metavar="topic", help=f"{names}; default: all")
     parser.add_argument("--full", action="store_true", help="the long run: more rounds, more sizes, the slow line")
     parser.add_argument("--out", type=Path, default=OUT, help="the JSON; the Markdown goes beside it")
     options = parser.parse_args()

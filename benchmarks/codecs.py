@@ -1,4 +1,4 @@
-"""Codecs: time against `torch.topk`, error, true bytes, and those bytes against the entropy."""
+"""Codecs: time relative to `torch.topk`, error, bytes, and bytes relative to the entropy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from efvfl.compress import decode
 from efvfl.wire.packet import FloatArray
 
 SHAPE = (60_000, 16)  # a full batch of MNIST: 960,000 entries
-LEAST = 2_000  # bits, from which on the entropy is a target
+LEAST = 2_000  # bits; from here on there is a target relative to the entropy
 TARGET = 1.08  # times the entropy
 CODECS: dict[str, Compressor] = {
     "top-k 10 %": TopK(0.1),
@@ -33,18 +33,18 @@ CODECS: dict[str, Compressor] = {
 
 
 def block(rows: int, width: int = 16) -> FloatArray:
-    """Return normal draws."""
+    """Return normally distributed values."""
     drawn: FloatArray = np.random.default_rng(0).standard_normal((rows, width)).astype(np.float32)
     return drawn
 
 
 def both_ways(compressor: Compressor, values: FloatArray) -> FloatArray:
-    """Compress to bytes and back."""
+    """Return the values after compression to bytes and decoding."""
     return decode(Packet.from_bytes(compressor.encode(values, 1).to_bytes()))  # type: ignore[return-value]
 
 
 def times(rounds: int) -> list[Line]:
-    """Measure every codec on 960,000 entries, in turn with one default `torch.topk` of 10 %."""
+    """Measure every codec on 960,000 entries, alternating with `torch.topk` of 10 %."""
     values = block(*SHAPE)
     magnitudes = torch.from_numpy(np.abs(values)).flatten()
     sides: dict[str, Callable[[], object]] = {"torch.topk": lambda: torch.topk(magnitudes, len(magnitudes) // 10)}
@@ -62,7 +62,7 @@ def times(rounds: int) -> list[Line]:
 
 
 def sizes() -> list[Line]:
-    """Return sizes of whole packets."""
+    """Return the sizes of complete packets."""
     out = []
     for rows, target in ((128, 1.3), (60_000, 0.12)):
         bits = 8 * len(QSGD(4).encode(block(rows), 1).to_bytes()) / (rows * 16)
@@ -72,7 +72,7 @@ def sizes() -> list[Line]:
 
 
 def entropies() -> list[Line]:
-    """Compare body bits with the least possible: log2 C(d, k) for places, the empirical entropy for symbols."""
+    """Compare the bits of bodies with the minimum: log2 C(d, k) for positions, the empirical entropy for symbols."""
     out = []
     for rows, share in ((128, 0.1), (60_000, 0.1), (60_000, 0.01), (60_000, 0.001)):
         values = block(rows)

@@ -1,4 +1,4 @@
-"""A federation of processes on loopback with mutual TLS, as several benchmarks train it."""
+"""A federation of processes on loopback with mutual TLS, used by several benchmarks."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.party_process import PartyProcess
 from efvfl.network.training.server_process import ServerProcess
 
-Hold = Callable[[str], ParticipantData]  # what a party of that name holds, or the server, whose name is ''
+Hold = Callable[[str], ParticipantData]  # returns the data of the party of this name, or of the server ('')
 
 
 def _party(folder: Path, config: RunConfig, hold: Hold, name: str, port: int) -> None:
-    """Be a party until the server goes."""
+    """Run a party until the server stops."""
     torch.set_num_threads(1)
-    held = hold(name)
-    plan = build.make_plan(config, held)
-    made = build.build_party(config, plan, held, name)
-    about = handshake.about(config, name, held.names, held.trained_ids)
-    member = PartyProcess(made, folder / name, about, questions.QuestionHandler(made, held))
+    data = hold(name)
+    plan = build.make_plan(config, data)
+    made = build.build_party(config, plan, data, name)
+    about = handshake.about(config, name, data.names, data.trained_ids)
+    member = PartyProcess(made, folder / name, about, questions.QuestionHandler(made, data))
     identity = certificates.load(folder / "certs", name)
     Dialler(
         member, partial(dial, f"127.0.0.1:{port}", identity, build.frame_limit(plan, made.label_mode.fusion_size))

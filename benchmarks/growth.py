@@ -1,4 +1,4 @@
-"""How a step grows with the rows and with the parties, and what the memories take. Rows are made on demand."""
+"""How a step grows with the rows and with the parties, and the size of the memories. Rows are generated on demand."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ AGREEMENTS = {
 
 
 class Made:
-    """Columns that nobody holds: row i is row i mod 4,096 of a small table, so that only the memories grow."""
+    """Generated columns: row i is row i mod 4,096 of a small table, so that only the memories grow."""
 
     def __init__(self, samples: int, seed: int) -> None:
-        """Be so many rows."""
+        """Create a source with this many rows."""
         self.samples = samples
         self.table = torch.randn(4096, PIXELS, generator=torch.Generator().manual_seed(seed))
 
@@ -42,13 +42,13 @@ class Made:
         return self.samples
 
     def batch(self, rows: Rows, step: int) -> Tensor:
-        """Return these rows."""
+        """Return the features of these rows."""
         assert isinstance(rows, Tensor), "batches are smaller than the whole"
         return self.table.index_select(0, rows % len(self.table))
 
 
 def federation(samples: int, agreement: Agreement, parties: int = PARTIES) -> Federation:
-    """Return EF-VFL with top-k 10 % on the shallow network and rows that are made on demand."""
+    """Return EF-VFL with top-k 10 % on the shallow network with generated rows."""
     local, head = SHALLOW.models(parties)
     fusion = Fusion(head)
     plan = Plan(
@@ -71,33 +71,33 @@ def federation(samples: int, agreement: Agreement, parties: int = PARTIES) -> Fe
 
 
 def memories(made: Federation) -> list[Tensor]:
-    """Return the surrogates of all participants; in one process parties hear one another at the server's ends."""
+    """Return the surrogates of all participants; in one process parties share the server's copies."""
     channels = [*made.server.channels.values(), *(party.up for party in made.parties.values())]
     return [channel.memory.g for channel in channels if isinstance(channel.memory, ErrorFeedback)]
 
 
 def touched(made: Federation) -> Federation:
-    """Write to every page of the memories once, as the first of an epoch's many steps would."""
+    """Write to every page of the memories once, as the first epoch would."""
     for surrogate in memories(made):
         surrogate.zero_()
     return made
 
 
 def by_rows(agreement: Agreement, counts: list[int], rounds: int, inner: int) -> dict[int, Timing]:
-    """Return milliseconds a step at batch 128, by the number of rows; what there is no room for is left out."""
-    gc.collect()  # of what was measured before, whose parts point at one another
+    """Return milliseconds per step at batch 128 by the number of rows, without those that do not fit into memory."""
+    gc.collect()  # frees the previous federation, which has reference cycles
     sides = {str(n): touched(federation(n, agreement)).step for n in counts if room(n)}
     return {int(name): found for name, found in alternate(sides, rounds, inner, warm=100).items()}
 
 
 def by_parties(agreement: Agreement, counts: list[int], rounds: int, inner: int) -> dict[int, Timing]:
-    """Return milliseconds a step at batch 128, by the number of parties."""
+    """Return milliseconds per step at batch 128 by the number of parties."""
     sides: dict[str, Callable[[], object]] = {str(k): federation(10_000, agreement, k).step for k in counts}
     return {int(name): found for name, found in alternate(sides, rounds, inner, warm=10).items()}
 
 
-def told(file: str, name: str) -> int:
-    """Return a number of bytes that Linux tells; 0 where nobody does."""
+def proc_bytes(file: str, name: str) -> int:
+    """Return a number of bytes from a file in /proc; 0 on systems without it."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except OSError:
@@ -106,23 +106,25 @@ def told(file: str, name: str) -> int:
 
 
 def anonymous() -> int:
-    """Return the bytes of this process that no file stands behind."""
-    return told("/proc/self/status", "RssAnon")
+    """Return the anonymous memory of this process in bytes."""
+    return proc_bytes("/proc/self/status", "RssAnon")
 
 
 def room(samples: int) -> bool:
-    """Whether the memories of so many rows fit, with some to spare."""
-    return 2 * PARTIES * WIDTH * 4 * samples < 0.7 * (told("/proc/meminfo", "MemAvailable") or 1 << 62)
+    """Return whether the memories of this many rows fit into RAM with a reserve."""
+    return 2 * PARTIES * WIDTH * 4 * samples < 0.7 * (proc_bytes("/proc/meminfo", "MemAvailable") or 1 << 62)
 
 
 def memory_line(name: str, agreement: Agreement, samples: int = 1_000_000) -> Line:
-    """Measure what building a federation and touching its memories takes."""
+    """Measure the memory of a federation after touching all its memories."""
     gc.collect()
     before = anonymous()
     made = touched(federation(samples, agreement))
     taken = (anonymous() - before) / 2**20
-    held = memories(made)
-    note = f"{len(held)} memories of 1,000,000 x {WIDTH} floats are {sum(g.nbytes for g in held) / 2**20:,.0f} MiB"
+    buffers = memories(made)
+    note = (
+        f"{len(buffers)} memories of 1,000,000 x {WIDTH} floats are {sum(g.nbytes for g in buffers) / 2**20:,.0f} MiB"
+    )
     return Line(f"memory-{slug(name)}", f"memory, 10^6 rows, {name}", taken, "MiB", note=note)
 
 

@@ -1,4 +1,4 @@
-"""Networks for images against central SGD: the paper's ResNet18 of half width on quarter images, MVCNN on 12 views."""
+"""Image networks relative to central SGD: the paper's ResNet18 of half width on quarter images, MVCNN on 12 views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cotangents tell a party about labels it does not hold, with and without compression and protection.
+"""What cotangents reveal to a party about labels it does not have, with and without compression and protection.
 
 `python -m benchmarks.leakage [--seeds N]` prints the tables of docs/security.md, in a few minutes. Two parties learn a
 binary task. One holds the labels and sits next to the server; the other, the guest, does as it is told, keeps every
@@ -42,8 +42,8 @@ from efvfl.training.measure import Split, represent
 
 HOLDER, GUEST = "holder", "guest"
 WIDTH, BATCH = 8, 64
-KNOWN = 10  # labels of each class that the guest knows, for the attack by its own model
-MEMORIES = (0.0, 0.97)  # of the attack that follows a turning direction: this batch alone, or about thirty steps
+KNOWN = 10  # labels of each class that the guest knows, for the attack with its own model
+MEMORIES = (0.0, 0.97)  # of the attack that tracks a moving direction: this batch only, or about thirty steps
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Setting:
     name: str
     method: Method
     protect: Protection = Protection()  # noqa: RUF009, frozen
-    hidden: bool = False  # a hidden layer in the head: then cotangents are not multiples of one vector
+    hidden: bool = False  # a hidden layer in the head, so that cotangents are not multiples of one vector
 
 
 SVFL = Setting("SVFL", svfl())
@@ -78,7 +78,7 @@ def breast_cancer(seed: int) -> Dataset:
 
 
 def synthetic(rows: int, seed: int) -> Dataset:
-    """About 10 % positive, each party with 10 columns that tell the label in part."""
+    """About 10 % positive; each party has 10 columns that partly determine the label."""
     columns, target = make_classification(
         rows, 20, n_informative=12, n_redundant=0, weights=[0.92], flip_y=0.04, random_state=seed
     )
@@ -101,7 +101,7 @@ def _cut(columns: NDArray[np.float64], target: NDArray[np.int64], seed: int) -> 
 
 
 def without_guest(data: Dataset) -> Dataset:
-    """Return the task with nothing in the guest's columns: what the holder would learn alone."""
+    """Return the task with zeros in the guest's columns: what the label holder could learn alone."""
 
     def blank(split: Split | None) -> Split | None:
         return split and Split([split.features[0], torch.zeros_like(split.features[1])], split.labels)
@@ -132,7 +132,7 @@ def federation(data: Dataset, setting: Setting, seed: int) -> Federation:
 
 
 class Listener:
-    """Keeps every cotangent a party hears, as the derivative of the row's own loss, shape (epochs, rows, width)."""
+    """Records every cotangent that a party receives, as the gradient of the row's loss, shape (epochs, rows, width)."""
 
     def __init__(self, party: Party, epochs: int) -> None:
         self.batches = party.batches
@@ -150,18 +150,18 @@ class Listener:
 
 
 def auc(labels: Tensor, scores: Tensor) -> float:
-    """Return how well scores tell the labels, 0.5 to 1: which end is positive is one bit, and taken to be known."""
+    """Return the AUC of scores, 0.5 to 1: which end is positive is one bit, which is assumed to be known."""
     value = float(roc_auc_score(labels, scores))
     return max(value, 1 - value)
 
 
 def norm_attack(labels: Tensor, heard: Tensor) -> float:
-    """Guess by the length of a row: the rarer class is the one the model gets more wrong. The better of two ways."""
+    """Guess by the norm of a row: the model makes larger errors on the rarer class. The better of two."""
     return max(auc(labels, heard.mean(0).norm(dim=1)), auc(labels, heard.norm(dim=2).mean(0)))
 
 
 def direction_attack(labels: Tensor, heard: Tensor, batches: Batches) -> float:
-    """Guess by the side a row points to: derivatives of the two classes do so in opposite directions.
+    """Guess by the direction of a row: the gradients of the two classes point in opposite directions.
 
     The best of some ways to find the direction: of the mean over epochs, of all epochs side by side, and followed from
     step to step. Which of them is best depends on how fast it turns and how much noise there is.
@@ -216,7 +216,7 @@ def attacks(labels: Tensor, listener: Listener) -> list[float]:
 
 
 def held_out(run: Federation, data: Dataset) -> list[float]:
-    """Return AUC and accuracy on rows held out."""
+    """Return AUC and accuracy on the test rows."""
     assert data.test is not None, "three in ten rows are held out"
     output, labels = run.predict(data.test.features).flatten(), data.test.labels
     return [float(roc_auc_score(labels, output)), 100 * float(((output > 0) == (labels > 0.5)).double().mean())]
@@ -232,7 +232,7 @@ def table(tasks: list[Dataset], epochs: int) -> str:
             h = represent(run.parties[GUEST].block.module, data.train.features[1])
             scores = [*attacks(labels, listener), completion_attack(labels, h, seed), *held_out(run, data)]
             measured.setdefault(setting.name, []).append(scores)
-        # What there is without any cotangent: labels shuffled, the guest's columns as they are, the holder alone.
+        # Baselines without cotangents: shuffled labels, the guest's columns alone, the label holder alone.
         blank = without_guest(data)
         chance = [*attacks(shuffled, listener), completion_attack(labels, data.train.features[1], seed)]
         alone = held_out(train(blank, SVFL, seed, epochs)[0], blank)

@@ -1,4 +1,4 @@
-"""What a benchmark found: lines with their targets, by topic, as JSON and as a Markdown table."""
+"""The results of benchmarks: lines with their targets, by topic, as JSON and as Markdown tables."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from pathlib import Path
 
 from benchmarks.timing import Timing
 
-NOISY = 0.4  # spread from which on a number says nothing about its target
+NOISY = 0.4  # from this spread on, a number is too noisy to compare with its target
 HEADINGS = ["work", "measured", "target", "", "spread", "notes"]
 
 
 @dataclass(frozen=True)
 class Line:
-    """One number that was measured, or the reason why it was not."""
+    """One measured number, or the reason why there is none."""
 
-    name: str  # under which notes.toml speaks of it
+    name: str  # its key in notes.toml
     what: str
     value: float | None = None
-    unit: str = "x"  # x: times
+    unit: str = "x"  # x: a ratio
     target: float | None = None
-    floor: bool = False  # whether the target is the least that will do, instead of the most
+    floor: bool = False  # whether the target is a minimum instead of a maximum
     spread: float | None = None  # interquartile range over the median
     note: str = ""
     error: str = ""
 
     @property
     def missed_by(self) -> float | None:
-        """By which share the target is missed, 0 if it is met; None where there is no target or no number."""
+        """The share by which the target is missed, 0 if it is met; None without a target or a number."""
         if self.target is None or self.value is None:
             return None
         return max(0.0, 1 - self.value / self.target if self.floor else self.value / self.target - 1)
 
     @property
     def noisy(self) -> bool:
-        """Whether the rounds differ so much that nothing can be said about the target."""
+        """Whether the rounds differ too much for a comparison with the target."""
         return self.spread is not None and self.spread > NOISY
 
     @property
     def missed(self) -> bool:
-        """Whether the target is missed for sure."""
+        """Whether the target is missed beyond doubt."""
         return bool(self.missed_by) and not self.noisy
 
     @property
     def verdict(self) -> str:
-        """What is to be said about the target."""
+        """The verdict about the target."""
         if self.error:
             return "failed"
         if self.missed_by is None:
@@ -69,22 +69,22 @@ class Line:
 
 
 def _digits(value: float) -> str:
-    """Return three digits, or all of a number that has more before the point."""
+    """Return a number with three significant digits, or all digits before the decimal point if there are more."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}".rstrip(".")
 
 
 def percent(share: float) -> str:
-    """Return a share as a text."""
+    """Return a share in percent."""
     return f"{100 * share:.0f} %"
 
 
 def slug(text: str) -> str:
-    """Return a text as part of a line's name."""
+    """Return a text in a form that fits into a line's name."""
     return "-".join(re.findall(r"[a-z0-9.]+", text.lower()))
 
 
 def ratio(name: str, what: str, over: Timing, under: Timing, target: float | None = None, note: str = "") -> Line:
-    """Return how many times longer one thing took than another that was run in turn with it."""
+    """Return the ratio of the times of two alternating measurements."""
     found = over.over(under)
     times = f"{_digits(over.middle)} / {_digits(under.middle)} ms"
     return Line(
@@ -94,13 +94,13 @@ def ratio(name: str, what: str, over: Timing, under: Timing, target: float | Non
 
 @dataclass(frozen=True)
 class Section:
-    """The lines of one topic, and under which circumstances they were measured."""
+    """The lines of one topic, and the circumstances of the measurement."""
 
     topic: str
     title: str
-    full: bool  # whether it is of the long run
-    seconds: float  # it took
-    load: float  # processes that wanted a core when it began, on average over the minute before
+    full: bool  # measured in the long run
+    seconds: float  # duration
+    load: float  # load average of the minute before
     lines: list[Line]
 
 
@@ -117,23 +117,23 @@ class Report:
         return [line for section in self.sections for line in section.lines]
 
     def replaced(self, new: Section, order: Sequence[str]) -> Report:
-        """Return the report with one topic measured anew, topics in this order; those it does not name are dropped."""
+        """Return the report with one section replaced, in the given order of topics; other topics are dropped."""
         sections = {section.topic: section for section in [*self.sections, new]}
         return Report(self.machine, [sections[topic] for topic in order if topic in sections])
 
     def to_json(self) -> str:
-        """Return the whole as JSON."""
+        """Return the report as JSON."""
         return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """Read what `to_json` wrote."""
+        """Return the report that `to_json` wrote."""
         table = json.loads(text)
         sections = [Section(**{**s, "lines": [Line(**line) for line in s["lines"]]}) for s in table["sections"]]
         return cls(table["machine"], sections)
 
     def to_markdown(self) -> str:
-        """Return a table for every topic, after a line about the machine."""
+        """Return a table per topic, after a line about the machine."""
         parts = [facts(self.machine)]
         for section in self.sections:
             parts += [f"### {section.title}", table(section.lines), circumstances(section)]
@@ -148,12 +148,12 @@ def table(lines: list[Line]) -> str:
 
 
 def facts(machine: dict[str, str]) -> str:
-    """Return the machine's facts as one line."""
+    """Return the facts about the machine as one line."""
     return "; ".join(f"{name}: {value}" for name, value in machine.items())
 
 
 def circumstances(section: Section) -> str:
-    """Return how a topic was measured as one line."""
+    """Return the circumstances of a topic as one line."""
     length = "long run" if section.full else "short run"
     return (
         f"(`python -m benchmarks {section.topic}`, {length}, {section.seconds:.0f} s, load {section.load:.1f} before)"
@@ -161,7 +161,7 @@ def circumstances(section: Section) -> str:
 
 
 def machine_facts() -> dict[str, str]:
-    """Return what timings depend on."""
+    """Return the facts that timings depend on."""
     import numba
     import numpy
     import torch
@@ -182,7 +182,7 @@ def machine_facts() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """Return the processor's name where Linux tells it, else its kind."""
+    """Return the processor's name from /proc/cpuinfo, or its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

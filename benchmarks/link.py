@@ -1,4 +1,4 @@
-"""Time to 90 % over a slow line: a server and four parties as processes with mTLS, each party behind an emulated link.
+"""Time to 90 % over a slow line: a server and four parties as processes with mTLS, each party on an emulated line.
 
 How many rounds a run needs is found in one process, which trains the same model bit for bit; then as many rounds are
 trained over the links, without evaluating, and timed. `python -m benchmarks.link` prints a table and draws a picture.
@@ -39,15 +39,15 @@ UP, DOWN = 10e6 / 8, 100e6 / 8  # bytes a second
 GOAL = 0.9
 EPOCHS = 100
 CHUNK = 16 << 10  # bytes that travel together
-BUFFER = 0.05  # seconds of data that the line takes before the sender feels it
+BUFFER = 0.05  # seconds of data that the line buffers before it blocks the sender
 
 
-# The emulated line: a proxy that delivers every chunk when a line of this rate and delay would.
+# The emulated line: a proxy that delivers every chunk when a real line of this rate and delay would.
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rate: float) -> None:
-    """Carry one direction."""
-    free = 0.0  # when the line has sent what it was given
+    """Forward one direction."""
+    free = 0.0  # the time when the line is free again
     travelling: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
@@ -83,7 +83,7 @@ async def _lines(target: int, count: int, ports: Connection) -> None:
 
 
 def lines(target: int, count: int, ports: Connection) -> None:
-    """Be the lines of so many parties to a server's port, in a process of its own."""
+    """Run the lines of all parties to a server's port, in a separate process."""
     asyncio.run(_lines(target, count, ports))
 
 
@@ -105,13 +105,13 @@ def run_config(method: dict[str, Any], batch_size: int) -> RunConfig:
 
 
 def hold(config: RunConfig, name: str) -> ParticipantData:
-    """Return what a party holds, or the server."""
+    """Return the data of a party or of the server."""
     return participant_data.load(config, Path(), name)
 
 
 @contextmanager
 def network(config: RunConfig) -> Iterator[ServerProcess]:
-    """Start a federation whose parties are behind lines."""
+    """Start a federation whose parties are connected by lines."""
     context = multiprocessing.get_context("spawn")
     started: list[BaseProcess] = []
 
@@ -127,12 +127,12 @@ def network(config: RunConfig) -> Iterator[ServerProcess]:
             with federation.network(config, partial(hold, config), Path(place), behind_lines) as serving:
                 yield serving
         finally:
-            for process in started:  # after the parties, or they would complain
+            for process in started:  # after the parties, which would otherwise log errors
                 process.kill()
                 process.join()
 
 
-# What is measured.
+# Measurements.
 
 
 @dataclass(frozen=True)
@@ -142,39 +142,39 @@ class Measured:
     batch: int  # 0: full
     method: str
     column: str
-    rounds: int  # until the validation accuracy is 90 %; 0: not within the epochs
+    rounds: int  # until the validation accuracy is 90 %; 0: not reached
     accuracy: list[list[float]]  # [rounds, validation accuracy]
     timed: int  # rounds trained over the lines
-    seconds: float  # they took
+    seconds: float  # for the timed rounds
 
 
 def rounds_needed(config: RunConfig) -> tuple[int, list[list[float]]]:
-    """Train in one process until the goal; return the rounds it took, and the curve."""
+    """Train in one process until the goal; return the number of rounds, and the curve."""
     made = make_federation(config, load_data(config, Path()))
     curve = []
     per_epoch = made.server.batches.per_epoch
-    every = 1 if per_epoch == 1 else 5  # rounds between two looks
+    every = 1 if per_epoch == 1 else 5  # rounds between two evaluations
     while made.server.step_number < EPOCHS * per_epoch:
-        held = (made.server.step_number + 1) % every == 0
-        made.step(hold=held)
-        if held:
+        hold = (made.server.step_number + 1) % every == 0
+        made.step(hold=hold)
+        if hold:
             accuracy = made.record(gradient=False).validation["accuracy"]
             curve.append([made.server.step_number, accuracy])
             if accuracy >= GOAL:
                 return made.server.step_number, curve
-        if per_epoch > 1 and made.epoch >= EPOCHS // 10:  # ten epochs of mini-batches tell
+        if per_epoch > 1 and made.epoch >= EPOCHS // 10:  # ten epochs of mini-batches suffice
             break
     return 0, curve
 
 
 def measure(batch: int, method: str, column: str, table: dict[str, Any], fewest: int = 12) -> Measured:
-    """Count the rounds that are needed, and time them; where the goal is out of reach, a few."""
+    """Count the rounds to the goal and time them, or a few rounds if the goal is not reached."""
     torch.set_num_threads(1)
     config = run_config(table, batch)
     rounds, curve = rounds_needed(config)
     timed = rounds or fewest
     with network(config) as serving:
-        serving.advance()  # all are here, and the first reports are in
+        serving.advance()  # all parties are connected, and the first reports have arrived
         started = time.perf_counter()
         for _ in range(timed):
             serving.advance()
@@ -208,7 +208,7 @@ def table_of(found: list[Measured]) -> str:
 
 
 def draw(found: list[Measured], path: Path) -> None:
-    """Draw validation accuracy by seconds on the line."""
+    """Plot validation accuracy by seconds on the line."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     batches = list(dict.fromkeys(one.batch for one in found))
     for axes, batch in zip(figure.subplots(1, len(batches), sharey=True, squeeze=False)[0], batches, strict=True):
@@ -230,7 +230,7 @@ def draw(found: list[Measured], path: Path) -> None:
 
 
 def report_lines(full: bool) -> list[Line]:
-    """Measure every case; SVFL with the same batch is what the others are compared with."""
+    """Measure every case; the others are compared with SVFL of the same batch size."""
     found = [measure(batch, *case) for batch in (0, 1024) for case in CASES]
     out = []
     for one in found:
@@ -245,7 +245,7 @@ def report_lines(full: bool) -> list[Line]:
 
 
 def main() -> None:
-    """Measure, print and draw."""
+    """Measure, print and plot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder of the numbers and the picture")
     parser.add_argument("--batches", type=int, nargs="+", default=[0, 1024], help="0: full")

@@ -1,4 +1,4 @@
-"""Ten million rows: what a federation keeps in RAM, what a checkpoint costs, and how a step grows with the rows.
+"""Ten million rows: RAM of a federation, cost of a checkpoint, and growth of a step with the rows.
 
 `python -m benchmarks.memory accuracy` trains the paper's MNIST network with memories as they are and rounded.
 `python -m benchmarks.memory` trains four parties and their server in one process, with shared labels, the combination
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import link
-from benchmarks.growth import told
+from benchmarks.growth import proc_bytes
 from benchmarks.lines import Line, ratio
 from benchmarks.timing import Timing, alternate
 from efvfl import Agreement, Batches, Federation, Optimizer, SharedLabels, TopK, efvfl
@@ -56,10 +56,10 @@ MB = 1e6
 
 
 class Made:
-    """Columns that follow from the number of a row, at a cost that does not depend on it."""
+    """Columns computed from the row number, at a constant cost."""
 
     def __init__(self, party: int, samples: int) -> None:
-        """Be one party's columns of so many rows."""
+        """Create one party's columns of this many rows."""
         self.samples = samples
         generator = torch.Generator().manual_seed(party)
         self.factors = torch.randint(1 << 40, 1 << 60, (COLUMNS,), generator=generator) | 1
@@ -79,7 +79,7 @@ def _scrambled(rows: Tensor, factors: Tensor) -> Tensor:
 
 
 def labels_of(sources: list[Made], samples: int) -> Tensor:
-    """Return classes that depend on the first column of every party, made a part at a time."""
+    """Return classes that depend on the first column of every party, computed in parts."""
     labels, first = torch.empty(samples, dtype=torch.int64), torch.stack([source.factors[0] for source in sources])
     for start in range(0, samples, 1 << 16):
         rows = torch.arange(start, min(start + (1 << 16), samples))
@@ -88,7 +88,7 @@ def labels_of(sources: list[Made], samples: int) -> Tensor:
 
 
 def federation(samples: int, agreement: Agreement, folder: Path | None) -> Federation:
-    """Build every participant by itself; those with labels share one tensor of them."""
+    """Build every participant separately; those with labels share one tensor."""
     torch.manual_seed(0)
     names = [f"party{k}" for k in range(1, PARTIES + 1)]
     plan = Plan(
@@ -118,13 +118,16 @@ def federation(samples: int, agreement: Agreement, folder: Path | None) -> Feder
 
 
 def resident() -> dict[str, int]:
-    """Return the bytes of this process that are anonymous, and those that belong to files."""
-    return {kind: told("/proc/self/status", name) for kind, name in (("anonymous", "RssAnon"), ("of files", "RssFile"))}
+    """Return the anonymous and the file-backed memory of this process in bytes."""
+    return {
+        kind: proc_bytes("/proc/self/status", name)
+        for kind, name in (("anonymous", "RssAnon"), ("of files", "RssFile"))
+    }
 
 
 @contextmanager
 def watched(found: dict[str, float]) -> Iterator[None]:
-    """Put down how long something takes, and the most memory of each kind that is seen meanwhile."""
+    """Record the duration and the peak memory of each kind inside this context."""
     done = threading.Event()
     peak = resident()
 
@@ -173,7 +176,7 @@ def channels(made: Federation) -> Iterator[Channel]:
 
 
 def growth(case: str, folder: Path | None, rounds: int, inner: int) -> dict[str, Timing]:
-    """Return milliseconds a step at both numbers of rows, with memories in RAM or in files.
+    """Return milliseconds per step at both numbers of rows, with memories in RAM or in files.
 
     All pages in RAM have been written to, as after an epoch. Those of files have only been read, because the disk would
     be busy for a while if all were written at once: most steps are the first to write to their pages.
@@ -190,18 +193,18 @@ def growth(case: str, folder: Path | None, rounds: int, inner: int) -> dict[str,
 
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a process of its own, whose memory is then its alone."""
+    """Call a function in a separate process, to measure its memory alone."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result(timeout=600)
 
 
 def measure(rounds: int = 40, inner: int = 10) -> dict[str, Any]:
-    """Return everything this file measures, sizes in bytes; its files are gone afterwards."""
+    """Return all measurements, sizes in bytes; temporary files are deleted."""
     found: dict[str, Any] = {"rows": MANY, "training": {}, "growth": {}}
     with tempfile.TemporaryDirectory(prefix="efvfl-memory-") as place:
         folder = Path(place)
         if shutil.disk_usage(folder).free < 15e9:
-            raise SystemExit(f"{folder} has less than 15 GB of room: set TMPDIR to a folder on another disk.")
+            raise SystemExit(f"{folder} has less than 15 GB of free space: set TMPDIR to a folder on another disk.")
         for dtype in ("", "bfloat16"):
             found["training"][dtype or "float32"] = alone(training, dtype, folder)
         for case, name, where in (("private", "RAM", None), ("aggregate", "RAM", None), ("aggregate", "files", folder)):
@@ -227,7 +230,7 @@ def accuracy(labels: str, batch: int, rate: float, epochs: int, seed: int, memor
 
 
 def accuracies() -> str:
-    """Return what rounding memories does to accuracy, as a table."""
+    """Return a table of the effect of rounded memories on accuracy."""
     rows = []
     for labels, batch, rate, epochs in (("private", 128, 1.0, 5), ("shared", 0, 4.0, 40)):
         what = f"{epochs} epochs, {f'batch {batch}' if batch else 'full batch'}, {labels} labels, step size {rate:g}"
@@ -240,7 +243,7 @@ def accuracies() -> str:
 
 
 def lines(full: bool) -> list[Line]:
-    """Measure for the suite, which has the growth in RAM elsewhere."""
+    """Measure for the suite, except the growth in RAM, which is another topic."""
     out = []
     with tempfile.TemporaryDirectory(prefix="efvfl-memory-") as place:
         for dtype in ("", "bfloat16") if full else ("",):
@@ -259,7 +262,7 @@ def lines(full: bool) -> list[Line]:
 
 
 def main() -> None:
-    """Print two tables, and all of it as JSON; or, with `accuracy`, what rounding does to a network."""
+    """Print two tables and the JSON, or with `accuracy` the effect of rounding on a network."""
     if sys.argv[1:] == ["accuracy"]:
         torch.set_num_threads(1)
         print(accuracies())

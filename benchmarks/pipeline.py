@@ -1,4 +1,4 @@
-"""What pipelining costs and brings: test accuracy with and without it, and time a step over the line of link.py.
+"""Costs and benefits of pipelining: test accuracy with and without it, and time per step over the line of link.py.
 
 `python -m benchmarks.pipeline` prints two tables. The first trains the paper's MNIST network in one process. The second
 trains over the emulated line, with the parties' models as they are, and with models that rest for a while in every
@@ -25,21 +25,21 @@ from efvfl.runs.build import load_data, make_federation
 
 METHOD = {"name": "efvfl", "compressor": {"name": "topk", "ratio": 0.1}}
 RATES = ((1024, 4.0), (128, 1.0), (128, 4.0))  # batch size, learning rate
-RESTS = (0.0, ROUND_TRIP / 2, ROUND_TRIP)  # seconds that a party's model rests
+RESTS = (0.0, ROUND_TRIP / 2, ROUND_TRIP)  # seconds that a party's model sleeps
 PIXELS, WIDTH = 196, 16
 
 
 class Resting(nn.Module):
-    """The paper's local model, which takes its time while it trains."""
+    """The paper's local model with a delay during training."""
 
     def __init__(self, seconds: float) -> None:
-        """Rest so long in every forward pass."""
+        """Set the delay of every forward pass."""
         super().__init__()
         self.seconds = seconds
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, WIDTH), nn.Sigmoid())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rest, and compute."""
+        """Sleep, then compute."""
         if self.training:
             time.sleep(self.seconds)
         h: Tensor = self.layers(x)
@@ -54,7 +54,7 @@ def pipelined(config: RunConfig, pipeline: bool) -> RunConfig:
 
 
 def accuracy(batch: int, rate: float, seed: int, epochs: int, pipeline: bool) -> float:
-    """Return the test accuracy, in percent, after so many epochs in one process."""
+    """Return the test accuracy, in percent, after training in one process."""
     config = pipelined(run_config(METHOD, batch), pipeline)
     config = replace(config, seed=seed, optimizer={"name": "SGD", "lr": rate})
     federation = make_federation(config, load_data(config, Path()))
@@ -90,17 +90,17 @@ def milliseconds(batch: int, rest: float, rounds: int, pipeline: bool) -> float:
     samples = []
     with network(config) as serving:
         for _ in range(5):
-            serving.advance()  # all are here, and as many steps under way as there will be
+            serving.advance()  # all parties are connected, and the pipeline is full
         for _ in range(rounds):
             started = time.perf_counter()
             serving.advance()
-            serving.advance()  # two, because with a pipeline they come in pairs
+            serving.advance()  # two, because pipelined steps finish in pairs
             samples.append(500 * (time.perf_counter() - started))
     return median(samples)
 
 
 def times(batch: int, rounds: int, repeats: int) -> str:
-    """Return the table of times as Markdown; both ways are measured in turn."""
+    """Return the table of times as Markdown; both variants are measured alternately."""
     lines = ["| a party computes for | a step | pipelined | ratio |", "|---|---|---|---|"]
     for rest in RESTS:
         turns = [[milliseconds(batch, rest, rounds, p) for p in (False, True)] for _ in range(repeats)]

@@ -53,13 +53,13 @@ PARTS = (  # in the order of the picture
 
 @dataclass
 class Counters:
-    """Seconds by part, each function's own."""
+    """Seconds by part, each function without the counted functions it calls."""
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _inner: list[float] = field(default_factory=lambda: [0.0])  # seconds of counted calls, by depth
 
     def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with its own time counted."""
+        """Return the function with a counter of its own time."""
 
         @wraps(function)
         def counted(*arguments: Any, **options: Any) -> Any:
@@ -75,7 +75,7 @@ class Counters:
         return counted
 
 
-# What is counted under which name: the place where the caller looks the function up.
+# The counted functions by part: the object and attribute where the caller finds the function.
 COUNTED: tuple[tuple[str, Any, str], ...] = (
     ("taking rows", Batches, "rows"),
     ("taking rows", local_model, "columns_of"),
@@ -108,7 +108,7 @@ COUNTED: tuple[tuple[str, Any, str], ...] = (
 
 @contextlib.contextmanager
 def counting() -> Iterator[Counters]:
-    """Count for a while."""
+    """Count inside this context."""
     counters, before = Counters(), []
     for part, owner, name in COUNTED:
         before.append((owner, name, vars(owner).get(name)))
@@ -118,7 +118,7 @@ def counting() -> Iterator[Counters]:
     finally:
         for owner, name, function in before:
             if function is None:
-                delattr(owner, name)  # it is a base class's
+                delattr(owner, name)  # the original belongs to a base class
             else:
                 setattr(owner, name, function)
 
@@ -144,7 +144,7 @@ class Bytes:
 
     side: str
     direction: str
-    places: int  # of kept entries
+    places: int  # positions of kept entries
     values: int
     fusion: int  # the fusion model
     headers: int
@@ -152,19 +152,19 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Profile:
-    """What is written."""
+    """The profile that is written to a file."""
 
     machine: dict[str, str]
     times: list[Time]
     bytes: list[Bytes]
 
     def to_json(self) -> str:
-        """Return the whole as JSON."""
+        """Return the profile as JSON."""
         return json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Profile:
-        """Read what `to_json` wrote."""
+        """Return the profile that `to_json` wrote."""
         table = json.loads(text)
         return cls(table["machine"], [Time(**t) for t in table["times"]], [Bytes(**b) for b in table["bytes"]])
 
@@ -183,7 +183,7 @@ def times(batch: int, rounds: int, inner: int) -> list[Time]:
     parts: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
-            side()  # after another side the caches are cold
+            side()  # warms the caches after another side
             plain[name].append(milliseconds(side, inner))
             with counting() as counters:
                 parts[name].append(_by_part(counters, side, inner))
@@ -191,7 +191,7 @@ def times(batch: int, rounds: int, inner: int) -> list[Time]:
 
 
 def _by_part(counters: Counters, side: Callable[[], object], inner: int) -> dict[str, float]:
-    """Return milliseconds a step by part, of `inner` steps in a row."""
+    """Return milliseconds per step by part, over `inner` consecutive steps."""
     total = milliseconds(side, inner)
     found = {part: 1e3 * seconds / inner for part, seconds in counters.seconds.items()}
     found[REST] = total - sum(found.values())
@@ -209,7 +209,7 @@ BYTES: tuple[tuple[str, Method, Agreement], ...] = (
 
 
 def bytes_of(side: str, method: Method, agreement: Agreement) -> list[Bytes]:
-    """Take apart what one step at batch 128 sends, up and down."""
+    """Count what one step at batch 128 sends, up and down."""
     (x, y), (local, head) = step.rows(1_280), step.models()
     made = federate(
         x,
@@ -220,7 +220,7 @@ def bytes_of(side: str, method: Method, agreement: Agreement) -> list[Bytes]:
         agreement=agreement,
         training=Training(optimizer=Optimizer(), batch_size=128),
     )
-    made.step()  # reports on the second step are out
+    made.step()  # reports on the second step have been sent
     sent: dict[str, list[Message]] = {"up": [], "down": []}
     count = made.ledger.record
 
@@ -247,7 +247,7 @@ def _bytes(side: str, direction: str, messages: list[Message]) -> Bytes:
 
 
 def _places(packet: Packet) -> int:
-    """Return how many bytes of a packet say which entries are kept: a top-k body begins with how many they are."""
+    """Return the bytes that a packet uses for positions: a top-k body starts with the number of entries."""
     if packet.codec != TopK.code:
         return 0
     return len(packet.body) - packet.dtype.itemsize * Reader(packet.body).number("how many are kept")

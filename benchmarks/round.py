@@ -1,4 +1,4 @@
-"""A round over the network: four parties and a server as processes on loopback with mTLS, against the bare exchange.
+"""A round over the network: four parties and a server as processes on loopback with mTLS, relative to a bare exchange.
 
 The bare exchange carries messages of the same sizes between as many processes over gRPC streams with mTLS, and does
 nothing else. What a round may cost besides is everybody's computing, divided by the cores.
@@ -57,7 +57,7 @@ def holding(name: str) -> ParticipantData:
 
 @contextmanager
 def network(labels: str) -> Iterator[tuple[ServerProcess, Path]]:
-    """Start a federation; yield its server and the folder of all."""
+    """Start a federation; yield its server and the common folder."""
     with (
         tempfile.TemporaryDirectory() as place,
         federation.network(run_config(labels), holding, Path(place)) as serving,
@@ -66,7 +66,7 @@ def network(labels: str) -> Iterator[tuple[ServerProcess, Path]]:
 
 
 def bare_party(folder: Path, name: str, port: int, up: int) -> None:
-    """Answer everything with `up` bytes."""
+    """Answer every request with `up` bytes."""
     identity = certificates.load(folder / "certs", name)
     credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
     channel = grpc.secure_channel(
@@ -79,15 +79,15 @@ def bare_party(folder: Path, name: str, port: int, up: int) -> None:
 
 
 def bare(folder: Path, up: int, down: int) -> tuple[Callable[[], object], Callable[[], None]]:
-    """Start the same processes with nothing to compute; return one exchange and how to stop it."""
+    """Start the same processes without computation; return functions for one exchange and to stop."""
     identity = certificates.load(folder / "certs", certificates.SERVER)
-    heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    replies: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     outs: list[queue.SimpleQueue[bytes | None]] = []
 
     def read(incoming: Iterator[bytes]) -> None:
         try:
             for item in incoming:
-                heard.put(item)
+                replies.put(item)
         except grpc.RpcError:
             return
 
@@ -117,13 +117,13 @@ def bare(folder: Path, up: int, down: int) -> tuple[Callable[[], object], Callab
     for process in processes:
         process.start()
     for _ in NAMES:
-        heard.get(timeout=120)
+        replies.get(timeout=120)
 
     def exchange() -> None:
         for out in outs:
             out.put(bytes(down))
         for _ in outs:
-            heard.get(timeout=60)
+            replies.get(timeout=60)
 
     def stop() -> None:
         for process in processes:
@@ -135,7 +135,7 @@ def bare(folder: Path, up: int, down: int) -> tuple[Callable[[], object], Callab
 
 
 def against_bare(labels: str, rounds: int, inner: int) -> dict[str, Timing]:
-    """Return milliseconds of a round, of the bare exchange of such messages, and of all computing in one process."""
+    """Return milliseconds of a round, of a bare exchange of such messages, and of all computation in one process."""
     torch.set_num_threads(1)
     x, y = step.rows(ROWS)
     alone = step.federation(x, y, BATCH, labels)
@@ -157,7 +157,7 @@ def against_bare(labels: str, rounds: int, inner: int) -> dict[str, Timing]:
 
 
 def after_a_pause(labels: str, rounds: int, pause: float = 0.005) -> float:
-    """Return the median milliseconds of a step in one process that slept before it, as every process of a round has.
+    """Return the median milliseconds of a step in one process after a sleep, as in every process of a round.
 
     Caches are cold then: this, not the step in a tight loop, is what computing costs in a round.
     """
@@ -173,7 +173,7 @@ def after_a_pause(labels: str, rounds: int, pause: float = 0.005) -> float:
 
 
 def cpu_times(labels: str, rounds: int) -> tuple[float, float]:
-    """Return milliseconds of CPU that a round takes at the server and at all parties together (Linux)."""
+    """Return CPU milliseconds of a round at the server and at all parties together (Linux)."""
 
     def at_parties() -> float:
         stats = [Path(f"/proc/{child.pid}/stat").read_text() for child in multiprocessing.active_children()]
@@ -190,7 +190,7 @@ def cpu_times(labels: str, rounds: int) -> tuple[float, float]:
 
 
 def lines(full: bool) -> list[Line]:
-    """Measure a round against what it may cost: the bare exchange, and all computing divided by the cores."""
+    """Measure a round relative to its lower bound: the bare exchange, and all computation divided by the cores."""
     cores, out = os.cpu_count() or 1, []
     for labels in ("private", "shared"):
         found = against_bare(labels, rounds=30 if full else 15, inner=40)

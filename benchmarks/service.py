@@ -39,14 +39,14 @@ party = [{ name = "bank", data = { path = "bank.npz" } }, { name = "insurer", da
 
 @dataclass(frozen=True)
 class Service:
-    """Where it answers, and to whom."""
+    """The process, its address and its clients' credentials."""
 
     port: int
     token: str
     process: int
 
     def seconds(self) -> float:
-        """Return the processor time it has used."""
+        """Return the CPU time it has used."""
         fields = Path(f"/proc/{self.process}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -67,7 +67,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def ports(process: subprocess.Popen[str], key: str) -> dict[str, int]:
-    """Read what a server says until it has told this port."""
+    """Read a server's output until it contains its port."""
     assert process.stdout is not None
     found: dict[str, int] = {}
     while key not in found:
@@ -95,7 +95,7 @@ def federation(folder: Path, key: str, *words: str) -> Iterator[tuple[subprocess
 
 @contextlib.contextmanager
 def service(folder: Path, *words: str) -> Iterator[Service]:
-    """Run the service until all parties are here and it is warm."""
+    """Run the service, and wait until all parties are connected and it is warm."""
     command = ("serve-predictions", "fed.toml", "--listen", "127.0.0.1:0", *words)
     with federation(folder, "service", *command) as (process, found):
         token = (folder / "runs" / "fed" / "server" / "token").read_text().strip()
@@ -117,7 +117,7 @@ def connect(folder: Path, made: Service) -> http.client.HTTPSConnection:
 
 
 def client(folder: Path, made: Service, number: int, rate: float, seconds: float) -> list[float]:
-    """Ask for so many seconds, at a rate or without a pause; return the milliseconds of every request."""
+    """Send requests for some seconds, at a rate or without a pause; return the milliseconds of each."""
     connection, chance = connect(folder, made), random.Random(number)
     headers = {"Authorization": f"Bearer {made.token}"}
     took: list[float] = []
@@ -130,7 +130,7 @@ def client(folder: Path, made: Service, number: int, rate: float, seconds: float
         connection.request("POST", "/predict", body, headers)
         response = connection.getresponse()
         answer = json.load(response)
-        # A client that is late counts its lateness: waiting clients must not hide a slow service.
+        # Delays of a late client count: otherwise waiting clients would hide a slow service.
         took.append(1e3 * (time.perf_counter() - min(asked, due)))
         assert response.status == 200, answer
         assert len(answer["predictions"]) == IDS

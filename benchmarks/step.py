@@ -1,4 +1,4 @@
-"""One training step against central SGD on the same network: top-k 10 % or qsgd 4 bit, encoding included."""
+"""One training step relative to central SGD on the same network: top-k 10 % or qsgd 4 bit, including encoding."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MNIST = 60_000  # rows
 
 @dataclass(frozen=True)
 class Network:
-    """What is trained: a local model for each party, and a linear head on the mean of what they give."""
+    """The trained network: a local model per party, and a linear head on the mean of their outputs."""
 
     local: Callable[[], nn.Module]
     columns: tuple[int, ...]  # shape of a party's part of a row
     rate: float = 0.1
 
     def models(self, parties: int) -> tuple[list[nn.Module], nn.Module]:
-        """Return the local models and the head, always the same."""
+        """Return the local models and the head, with fixed initial parameters."""
         torch.manual_seed(0)
         return [self.local() for _ in range(parties)], nn.Linear(WIDTH, CLASSES)
 
@@ -50,12 +50,12 @@ def rows(samples: int) -> tuple[list[Tensor], Tensor]:
 
 
 def chosen_rows(x: list[Tensor], chosen: Tensor) -> list[Tensor]:
-    """Return a batch as plain PyTorch takes it."""
+    """Return a batch for plain PyTorch."""
     return [v[chosen] for v in x]
 
 
 def represent(local: list[nn.Module], parts: list[Tensor]) -> Tensor:
-    """Return the mean of what the local models give."""
+    """Return the mean of the outputs of the local models."""
     return torch.stack([model(part) for model, part in zip(local, parts, strict=True)]).mean(0)
 
 
@@ -65,7 +65,7 @@ def head_loss(head: nn.Module, combined: Tensor, target: Tensor) -> Tensor:
 
 
 def central(x: list[Tensor], y: Tensor, batch: int, network: Network = SHALLOW) -> Callable[[], object]:
-    """Plain PyTorch: one optimiser, one backward pass, batches drawn anew every epoch."""
+    """Plain PyTorch: one optimiser, one backward pass, new random batches every epoch."""
     local, head = network.models(len(x))
     optimizer = torch.optim.SGD(nn.ModuleList([head, *local]).parameters(), lr=network.rate)
     batches: list[Tensor] = []
@@ -106,13 +106,13 @@ def federation(
 
 @dataclass(frozen=True)
 class Found:
-    """Milliseconds a step of every side, and with how many torch threads each was fastest."""
+    """Milliseconds per step of every side, and the fastest number of torch threads of each."""
 
     times: dict[str, Timing]
     threads: dict[str, int]
 
     def line(self, side: str, name: str, what: str, target: float | None = None) -> Line:
-        """Return one side against central SGD."""
+        """Return one side relative to central SGD."""
         threads = f"threads {self.threads[side]} / {self.threads['central']}"
         return ratio(name, what, self.times[side], self.times["central"], target, threads)
 
@@ -132,7 +132,7 @@ def against_central(
     for name, compressor in (compressors or {"topk": TopK(0.1)}).items():
         for labels in ("private", "shared"):
             sides[f"{labels} {name}"] = federation(x, y, batch, labels, compressor, network).step
-    # Work this small is not shared out, and a second thread only waits for a core that something else may have.
+    # Work this small is not parallelised, and a second thread would only compete for a core.
     small = network is SHALLOW and 0 < batch <= 128
     threads = dict.fromkeys(sides, 1) if small else best_threads(sides, inner)
     return Found(alternate(sides, rounds, inner, warm=1, threads=threads), threads)

@@ -1,6 +1,7 @@
-"""The topics of the suite. Each runs in a process of its own, so that none warms or burdens another.
+"""The topics of the suite. Each runs in a separate process, so that they do not affect each other.
 
-To add a topic, write a function that takes whether the long run is wanted and returns lines, and name it in `TOPICS`.
+To add a topic, write a function that takes `full` (whether to do the long run) and returns lines, and list it in
+`TOPICS`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ TOPICS = (
 
 
 def run(topic: Topic, full: bool) -> Section:
-    """Run a topic in a process of its own; if it fails, its only line says why."""
+    """Run a topic in a separate process; if it fails, its only line has the reason."""
     load, started = os.getloadavg()[0], time.perf_counter()
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "lines.json"
@@ -65,7 +66,7 @@ def run(topic: Topic, full: bool) -> Section:
 
 
 def _run_apart(topic: Topic, full: bool, path: Path) -> str:
-    """Return what went wrong, or nothing."""
+    """Return what went wrong, or an empty string."""
     threads = str(topic.threads or os.cpu_count() or 1)
     command = [sys.executable, "-m", "benchmarks.suite", topic.work, str(path), *(["--full"] if full else [])]
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
@@ -77,7 +78,7 @@ def _run_apart(topic: Topic, full: bool, path: Path) -> str:
         except subprocess.TimeoutExpired:
             return f"not done after {topic.timeout:,.0f} s"
         finally:
-            with contextlib.suppress(ProcessLookupError):  # a session of its own: whatever it started goes with it
+            with contextlib.suppress(ProcessLookupError):  # a separate session: all its child processes are killed too
                 os.killpg(process.pid, signal.SIGKILL)
     if process.returncode:
         last = text.strip().splitlines()[-1:] or ["no reason was given"]
@@ -86,7 +87,7 @@ def _run_apart(topic: Topic, full: bool, path: Path) -> str:
 
 
 def chosen(names: Sequence[str], full: bool) -> list[Topic]:
-    """Return the topics of these names, or all that belong to such a run."""
+    """Return the topics of these names, or all topics of the run."""
     known = {topic.name: topic for topic in TOPICS}
     unknown = sorted(set(names) - set(known))
     if unknown:
@@ -95,7 +96,7 @@ def chosen(names: Sequence[str], full: bool) -> list[Topic]:
 
 
 def main() -> None:
-    """Be the process of one topic: write its lines to a file."""
+    """Run one topic in this process, and write its lines to a file."""
     parser = argparse.ArgumentParser(description="One topic of the suite; see python -m benchmarks.")
     parser.add_argument("work", help="module:function")
     parser.add_argument("path", type=Path)
@@ -104,7 +105,7 @@ def main() -> None:
     module, _, function = options.work.partition(":")
     work: Callable[[bool], list[Line]] = getattr(importlib.import_module(module), function)
     found = [asdict(line) for line in work(options.full)]
-    options.path.write_text(json.dumps(found, allow_nan=False), encoding="utf-8")  # read only if all went well
+    options.path.write_text(json.dumps(found, allow_nan=False), encoding="utf-8")  # read only if the process succeeds
 
 
 if __name__ == "__main__":

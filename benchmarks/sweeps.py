@@ -16,7 +16,7 @@ EPOCHS, SEEDS = 100, 5  # of the paper's table
 
 
 def seconds(plan: Sweep, workers: int) -> float:
-    """Return how long a sweep takes from nothing, the start of its workers included."""
+    """Return the duration of a sweep without results, including the start of its workers."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         run_all(plan.jobs(), Path(folder), workers)
@@ -37,7 +37,7 @@ def lines(full: bool) -> list[Line]:
 
 
 def mnist_table(full: bool) -> list[Line]:
-    """Time the 13 cells for a few epochs, and extend to 100 epochs and 5 seeds: an epoch always costs the same."""
+    """Time the 13 cells for a few epochs, and extrapolate to 100 epochs and 5 seeds: all epochs cost the same."""
     cores, counts = os.cpu_count() or 1, (2, 12) if full else (1, 5)
     plan = experiment_file.load("mnist")
     few, more = (seconds(experiment_file.changed(plan, seeds=(0,), epochs=epochs), cores) for epochs in counts)

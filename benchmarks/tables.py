@@ -1,4 +1,4 @@
-"""Tables cut by columns: what compression costs, what joining brings, and what others reach on the joined columns.
+"""Vertically split tables: the cost of compression, the benefit of joining, and other models on the joined columns.
 
 `EFVFL_DATA=folder python -m benchmarks.tables` prints a Markdown table for each problem. Splits, initial parameters and
 batches follow from a seed; a number is the mean over seeds and their standard deviation.
@@ -41,17 +41,17 @@ VIEWS = ("fac", "fou", "kar", "mor", "pix", "zer")
 
 @dataclass(frozen=True)
 class Problem:
-    """One table, and whose its columns are."""
+    """One table, and the parties that have its columns."""
 
     name: str
     frame: polars.DataFrame
     columns: dict[str, list[str]]
     classes: NDArray[np.int64]
-    label_holder: str  # the party that has the labels, and could train alone; empty: none of them
+    label_holder: str  # the party with the labels, which could train alone; empty: none
 
     @property
     def metric(self) -> str:
-        """What is compared."""
+        """The metric that is compared."""
         return "auc" if self.classes.max() == 1 else "accuracy"
 
     def score(self, rows: NDArray[np.int64], probabilities: NDArray[np.float64]) -> float:
@@ -62,7 +62,7 @@ class Problem:
         return metrics.multiclass(truth, probabilities)["accuracy"]
 
     def split(self, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the rows to train on and those to test on."""
+        """Return the training and the test rows."""
         rows = np.arange(len(self.classes))
         train, test = train_test_split(rows, test_size=0.3, random_state=seed, stratify=self.classes)
         return train, test
@@ -70,7 +70,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Result:
-    """What one training came to."""
+    """The result of one training."""
 
     score: float
     bytes_up: int = 0
@@ -97,7 +97,7 @@ def mfeat(folder: Path) -> Problem:
     parts, columns = [], {}
     for view in VIEWS:
         path = folder / "mfeat" / f"mfeat-{view}.csv.gz"
-        raw = polars.read_csv(path, has_header=False, skip_rows=1)  # the header names two columns alike
+        raw = polars.read_csv(path, has_header=False, skip_rows=1)  # the header has a duplicate name
         columns[view] = [f"{view} {i}" for i in range(raw.width - 1)]
         parts.append(raw[:, :-1].rename(dict(zip(raw.columns[:-1], columns[view], strict=True))))
     classes = raw[:, -1].to_numpy().astype(np.int64)
@@ -105,7 +105,7 @@ def mfeat(folder: Path) -> Problem:
 
 
 def breast_cancer() -> Problem:
-    """The table that comes with scikit-learn: a party has the means, another the errors and extremes."""
+    """The table that comes with scikit-learn: one party has the means, another the errors and extremes."""
     data = load_breast_cancer()
     names = [str(name) for name in data.feature_names]
     frame = polars.DataFrame(data.data, schema=names)
@@ -114,7 +114,7 @@ def breast_cancer() -> Problem:
 
 
 def digits() -> Problem:
-    """The small digits that come with scikit-learn: a party has the upper half of the image, another the lower."""
+    """The small digits that come with scikit-learn: one party has the upper half of the image, another the lower."""
     data = load_digits()
     names = [f"pixel {i}" for i in range(64)]
     frame = polars.DataFrame(data.data, schema=names)
@@ -122,7 +122,7 @@ def digits() -> Problem:
 
 
 def federated(method: str) -> Model:
-    """Return a training over parties with private labels and default settings."""
+    """Return a function that trains over parties with private labels and default settings."""
 
     def run(problem: Problem, seed: int) -> Result:
         train, test = problem.split(seed)
@@ -137,7 +137,7 @@ def federated(method: str) -> Model:
 
 
 def central(problem: Problem, seed: int, parties: Sequence[str] = ()) -> Result:
-    """Train the same network, or its part for some parties, in one place: plain torch and no federation."""
+    """Train the same network, or its part for some parties, centrally in plain torch."""
     train, test = problem.split(seed)
     outputs = 1 if problem.metric == "auc" else int(problem.classes.max()) + 1
     models, features = [], []
@@ -173,12 +173,12 @@ def central(problem: Problem, seed: int, parties: Sequence[str] = ()) -> Result:
 
 
 def alone(problem: Problem, seed: int) -> Result:
-    """Train what the label holder could train without the others."""
+    """Train the network that the label holder could train alone."""
     return central(problem, seed, [problem.label_holder])
 
 
 def joined(make: Callable[[int], object]) -> Model:
-    """Return a training of one of scikit-learn's models on all columns in one place."""
+    """Return a function that trains a scikit-learn model on all columns."""
 
     def run(problem: Problem, seed: int) -> Result:
         train, test = problem.split(seed)

@@ -1,4 +1,4 @@
-"""What the examples share: processes of several participants on one machine, each in a folder of its own."""
+"""Helpers of the examples: processes of several participants on one machine, each in its own folder."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ EFVFL = (sys.executable, "-m", "efvfl")
 
 
 def tell(title: str, folder: str, predictions: str, story: Callable[["Processes", Path], None]) -> int:
-    """Let a story happen in a folder, until its predictions are there; return the exit code."""
+    """Run an example in a folder, unless its predictions exist; return the exit code."""
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("folder", type=Path, nargs="?", default=Path(folder))
     place: Path = parser.parse_args().folder
@@ -47,40 +47,40 @@ def equip(folder: Path, file: Path, own: dict[str, Path], certified: dict[str, s
         (home / file.name).write_text(own_copy(text, name), encoding="utf-8")
         shutil.copy(rows, home)
         for part in ("ca.crt", f"{identity}.crt", f"{identity}.key"):
-            shutil.copy(folder / "ca" / part, home / "certs")  # with its mode: a key is its owner's alone
+            shutil.copy(folder / "ca" / part, home / "certs")  # with its mode: only the owner may read a key
 
 
 class Processes:
-    """The processes that run; none of them outlives this one's end."""
+    """The running processes; all of them are stopped at the end."""
 
     def __init__(self) -> None:
         self.running: dict[str, subprocess.Popen[str]] = {}
         self.readers: list[threading.Thread] = []
 
     def start(self, name: str, folder: Path, *words: str) -> None:
-        """Start `efvfl` in a participant's folder; what it prints appears behind its name."""
+        """Start `efvfl` in a participant's folder; its output is printed after its name."""
         print(f"{name:6} $ efvfl {' '.join(words)}", flush=True)
         process = subprocess.Popen(
             [*EFVFL, *words],
             cwd=folder,
-            env=os.environ | {"COLUMNS": "110"},  # the width of what it prints
+            env=os.environ | {"COLUMNS": "110"},  # the width of its output
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,  # Ctrl-C reaches this script alone, which then asks each process once
+            start_new_session=True,  # Ctrl-C reaches only this script, which then stops each process once
         )
         self.running[name] = process
         self.readers.append(threading.Thread(target=show, args=(name, process), daemon=True))
         self.readers[-1].start()
 
     def wait(self, name: str) -> None:
-        """Wait for a process; the others stop with it if it fails."""
+        """Wait for a process; stop the others if it fails."""
         code = self.running[name].wait()
         if code != 0:
             sys.exit(f"{name} ended with exit code {code}.")
 
     def stop(self, grace: float) -> None:
-        """Let the processes end by themselves for so many seconds, then ask them to, then end them."""
+        """Wait some seconds for the processes, then terminate them, then kill them."""
         self._wait(grace)
         for process in self.running.values():
             process.terminate()  # they finish their step and save
@@ -98,20 +98,20 @@ class Processes:
 
 
 def show(name: str, process: subprocess.Popen[str]) -> None:
-    """Print a process's lines behind its name."""
+    """Print the lines of a process after its name."""
     assert process.stdout is not None
     for line in process.stdout:
         print(f"{name:6} | {line}", end="", flush=True)
 
 
 def own_copy(text: str, name: str) -> str:
-    """Return a participant's copy of the federation file: without the lines that are others' own."""
+    """Return a participant's copy of the federation file, without lines that belong to others."""
     lines = text.splitlines(keepends=True)
     return "".join(line for line in lines if "# own: " not in line or f"# own: {name}" in line)
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,6 +1,6 @@
-"""Run the code cells of a notebook in order, and put down what they print: `python tools/notebook.py FILE.ipynb`.
+"""Run the code cells of a notebook in order and save their output: `python tools/notebook.py FILE.ipynb`.
 
-Small, so that nothing of Jupyter is needed to keep a notebook true; the last expression of a cell is not shown.
+A small tool, so that updating a notebook does not need Jupyter; the value of a cell's last expression is not shown.
 """
 
 from __future__ import annotations

@@ -28,19 +28,19 @@ Notes = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Peers:
-    """What `python -m benchmarks.peers` measured."""
+    """The results of `python -m benchmarks.peers`."""
 
     machine: dict[str, Any]
     rows: list[Row]
 
     @classmethod
     def from_json(cls, text: str) -> Peers:
-        """Read what it wrote."""
+        """Return the results in a file."""
         table = json.loads(text)
         return cls(table["machine"], [Row(**row) for row in table["rows"]])
 
 
-# What central SGD does too in shades of SVFL's colour, what compression adds in those of EF-VFL's.
+# Parts of central SGD in shades of SVFL's colour, additional parts in shades of EF-VFL's colour.
 COLOURS = {
     "taking rows": "#2e3440",
     "local forward": "#4c566a",
@@ -164,7 +164,7 @@ def byte_text(found: Profile) -> str:
 
 
 def peer_line(rows: Sequence[Row]) -> Line:
-    """Return how much longer the fastest of the others takes than EF-VFL in one process."""
+    """Return the time of the fastest other library relative to EF-VFL in one process."""
     ours = next(row for row in rows if row.case == "efvfl-local")
     others = {case.name for case in CASES if case.peer}
     fastest = min((row for row in rows if row.case in others and not row.failure), key=lambda row: row.middle)
@@ -174,22 +174,24 @@ def peer_line(rows: Sequence[Row]) -> Line:
 
 
 def missed(found: Sequence[Line]) -> list[Line]:
-    """Return the lines that a note is to explain."""
+    """Return the lines that need an explanation in notes.toml."""
     return [line for line in found if line.missed or line.error]
 
 
 def target_text(found: Sequence[Line], notes: Notes) -> str:
-    """Return all targets, and for those that are missed what bounds them."""
+    """Return all targets, with explanations of those that are missed."""
     parts = [TARGETS, lines.table([line for line in found if line.target is not None or line.error])]
     for line in missed(found):
         note = notes.get(line.name, {})
-        said = [f"{name.capitalize()}: {note[name]}" for name in ("bound", "tried") if note.get(name)]
-        parts.append("\n".join([f"- **{line.what}**, {line.error or line.verdict}.", *(f"  {text}" for text in said)]))
+        explanations = [f"{name.capitalize()}: {note[name]}" for name in ("bound", "tried") if note.get(name)]
+        parts.append(
+            "\n".join([f"- **{line.what}**, {line.error or line.verdict}.", *(f"  {text}" for text in explanations)])
+        )
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
 def section_text(section: Section) -> str:
-    """Return what else a topic measured, and how."""
+    """Return the other measurements of a topic, and their circumstances."""
     others = [line for line in section.lines if line.target is None and not line.error]
     parts = [f"### {section.title}", *([lines.table(others)] if others else []), lines.circumstances(section)]
     return "\n\n".join(parts) + "\n"
@@ -216,7 +218,7 @@ def page(report: Report, found: Profile, peers: Peers, notes: Notes) -> str:
 
 
 def draw(found: Profile) -> Figure:
-    """Draw a step's time by part, in multiples of central SGD, beside a step's bytes by kind."""
+    """Plot a step's time by part, in multiples of central SGD, next to a step's bytes by kind."""
     canvas = Figure(figsize=(12, 4.2), layout="constrained")
     left, right = canvas.subplots(1, 2)
     central = {t.batch: t.total for t in found.times if t.side == "central SGD"}
@@ -250,7 +252,7 @@ def _stack(axes: Any, names: Sequence[str], parts: Mapping[str, Sequence[float]]
 
 
 def read() -> tuple[Report, Profile, Peers, Notes]:
-    """Read what is committed."""
+    """Read the committed results."""
     report = Report.from_json((RESULTS / "bench.json").read_text(encoding="utf-8"))
     found = Profile.from_json((RESULTS / "profile.json").read_text(encoding="utf-8"))
     peers = Peers.from_json((RESULTS / "peers.json").read_text(encoding="utf-8"))

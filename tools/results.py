@@ -17,7 +17,7 @@ Everything on this page is generated from the record files in `results/` by `mak
 deviation over seeds. `*` marks a cell that is more than two of the paper's standard deviations from the paper's.
 """
 
-# What is said about a task, and whether its numbers may be set beside the paper's.
+# Remarks about each task, and whether its numbers are comparable with the paper's.
 NOTES = {
     "mnist": (True, "The paper's setting: full batch, 100 epochs, 5 seeds."),
     "mnist-private": (True, "Figure 5a: batch 1024, top-k keeping 5 %, labels shared or private (PL)."),
@@ -33,7 +33,7 @@ NOTES = {
 
 
 def section(task: str, comparable: bool, note: str) -> str:
-    """Return the part of the page about one task, or nothing if it has no results."""
+    """Return the section about one task, or an empty string if it has no results."""
     plan = experiment_file.load(task)
     results = tables.collect(plan, ROOT / "results" / task)
     if not results:

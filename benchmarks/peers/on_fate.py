@@ -42,9 +42,9 @@ def count(federation: Any) -> dict[str, int]:
         push(v, name, tag, parties)
 
     def pulling(name: str, tag: str, parties: list[Any]) -> list[bytes]:
-        came: list[bytes] = pull(name, tag, parties)
-        sent["up"] += sum(map(len, came))
-        return came
+        received: list[bytes] = pull(name, tag, parties)
+        sent["up"] += sum(map(len, received))
+        return received
 
     federation.push_bytes, federation.pull_bytes = pushing, pulling
     return sent

@@ -1,4 +1,4 @@
-"""Ours, on the same rows: `python -m benchmarks.peers.ours CASE` prints one line, as a peer's script does."""
+"""efvfl on the same rows: `python -m benchmarks.peers.ours CASE` prints one line, like a peer's script."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run_config(method: str) -> RunConfig:
 
 
 def holding(name: str) -> ParticipantData:
-    """What a party holds, or the server, whose name is ''."""
+    """Return the data of a party, or of the server, whose name is ''."""
     x, y = problem.rows()
     ids = {"train": [str(i) for i in range(problem.ROWS)]}
     if name:

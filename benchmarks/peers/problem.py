@@ -38,7 +38,7 @@ def rows() -> tuple[list[torch.Tensor], torch.Tensor]:
 
 
 class Batches:
-    """The rows of each step, which everybody knows without talking."""
+    """The rows of each step, which all participants compute without communication."""
 
     def __init__(self) -> None:
         """Start before the first epoch."""
@@ -59,7 +59,7 @@ def sgd(module: nn.Module) -> torch.optim.SGD:
 
 
 def as_tensor(data: bytes) -> torch.Tensor:
-    """Return the block that these bytes are."""
+    """Return the block encoded in these bytes."""
     return torch.frombuffer(bytearray(data), dtype=torch.float32).view(BATCH, WIDTH)
 
 
@@ -67,7 +67,7 @@ class Party:
     """One party's columns and local model."""
 
     def __init__(self, index: int) -> None:
-        """Be the party of this number, from 0."""
+        """Create the party of this index, from 0."""
         torch.set_num_threads(1)
         self.x, self.model = rows()[0][index], models()[0][index]
         self.optimizer, self.batches = sgd(self.model), Batches()
@@ -79,14 +79,14 @@ class Party:
         return self.out.detach().numpy().tobytes()
 
     def learn(self, cotangent: bytes) -> None:
-        """Take what the server answered to the last representation, and go to the next step."""
+        """Apply the server's answer to the last representation, and go to the next step."""
         self.optimizer.zero_grad()
         self.out.backward(as_tensor(cotangent))  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.step += 1
 
     def answer(self, cotangent: bytes) -> bytes:
-        """Learn, unless there is nothing yet to learn from, and return the next representation: one exchange a step."""
+        """Update the model, except in the first step, and return the next representation: one exchange per step."""
         if cotangent:
             self.learn(cotangent)
         return self.forward()
@@ -115,7 +115,7 @@ class Server:
 
 
 class Central:
-    """Plain SGD on the whole network: the oracle of every peer, and the floor."""
+    """Plain SGD on the whole network: the reference of every peer, and the lower bound of its time."""
 
     def __init__(
         self, local: Sequence[nn.Module], head: nn.Module, batches: Callable[[int], torch.Tensor | slice]
@@ -139,7 +139,7 @@ class Central:
 
 
 def deviation(losses: Sequence[float], central: Central | None = None) -> float:
-    """Return how far losses are from plain SGD's on the same batches, at most."""
+    """Return the largest difference of losses from those of plain SGD on the same batches."""
     central = central or Central(*models(), Batches())
     return max(abs(loss - central.step()) for loss in losses)
 
@@ -150,7 +150,7 @@ Exchange = Callable[[list[bytes]], list[bytes]]  # cotangents (empty at first) t
 def timed(step: Callable[[], float], warm: int, steps: int) -> tuple[list[float], list[float]]:
     """Return milliseconds a step, of every block of steps after the first `warm`, and the losses of all steps.
 
-    Parties may run ahead of a server that was held up, so a single step can look shorter than it is.
+    Parties may run ahead of a delayed server, so a single step can look shorter than it is.
     """
     losses = [step() for _ in range(warm)]
     samples = []
@@ -162,7 +162,7 @@ def timed(step: Callable[[], float], warm: int, steps: int) -> tuple[list[float]
 
 
 def train(exchange: Exchange, warm: int, steps: int) -> tuple[list[float], list[float]]:
-    """Train by a peer's messages; return times and losses."""
+    """Train with a peer's messages; return times and losses."""
     server, replies = Server(), [b""] * PARTIES
 
     def step() -> float:
@@ -173,7 +173,7 @@ def train(exchange: Exchange, warm: int, steps: int) -> tuple[list[float], list[
 
 
 def options(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Return what a script was asked for."""
+    """Return the command-line options of a script."""
     parser.add_argument("--warm", type=int, default=20, help="steps that are not timed")
     parser.add_argument("--steps", type=int, default=200, help="steps that are timed")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""A row of the table: what a script says it measured, checked, or why there is nothing."""
+"""A row of the table: the checked measurement of a script, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any
 
-TOLERANCE = 1e-4  # by which losses may differ from plain SGD's: float32, added up in another order
+TOLERANCE = 1e-4  # allowed difference of losses from plain SGD's: float32 sums in another order
 REFERENCES = {"efvfl-local": "EF-VFL in one process", "efvfl-network": "EF-VFL over mutual TLS"}
 
 
 class Failed(Exception):
-    """Nothing was measured; the text says why."""
+    """Raised if nothing was measured; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class Row:
     """One library in one mode."""
 
-    case: str  # by which `--only` knows it
+    case: str  # its name for `--only`
     peer: str = ""
     version: str = ""
     mode: str = ""
     parties: int = 0
     batch: int = 0
     steps: int = 0  # timed
-    milliseconds: tuple[float, ...] = ()  # a step, one number for each block of steps
-    up: float = 0.0  # bytes a step, of all parties
+    milliseconds: tuple[float, ...] = ()  # per step, one number per block of steps
+    up: float = 0.0  # bytes per step, of all parties
     down: float = 0.0
     loss: tuple[float, float] = (0.0, 0.0)  # mean of the first steps and of the last
-    deviation: float | None = None  # of the losses from plain SGD's, at most; none: the method is to differ
+    deviation: float | None = None  # largest difference of losses from plain SGD's; None: the method differs by design
     failure: str = ""  # why nothing was measured
 
     @property
@@ -47,7 +47,7 @@ class Row:
 
 
 def _found(output: str) -> dict[str, Any]:
-    """Return the last line that is a JSON object: libraries print around it."""
+    """Return the last line that is a JSON object: libraries print other lines."""
     for line in reversed(output.splitlines()):
         if line.startswith("{"):
             try:
@@ -60,7 +60,7 @@ def _found(output: str) -> dict[str, Any]:
 
 
 def read(case: str, output: str) -> Row:
-    """Return what a script printed; refuse what is not a measurement of a training that learns."""
+    """Return the row that a script printed, after checking that it measured a training that learns."""
     table = _found(output)
     try:
         row = Row(
@@ -89,7 +89,7 @@ def read(case: str, output: str) -> Row:
 
 
 def join(rounds: Sequence[Row]) -> Row:
-    """Return the rounds of one case as one row; one that failed speaks for all."""
+    """Return the rounds of one case as one row; if one failed, the row is a failure."""
     for row in rounds:
         if row.failure:
             return row

@@ -1,4 +1,4 @@
-"""Run a script in a process of its own, in an environment of its own, and survive whatever it does."""
+"""Run scripts in separate processes and environments, and survive their failures."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 ENVIRONMENTS = ROOT / ".bench"
 INSTALLING = 1800.0  # seconds
-KEPT = 1 << 20  # bytes of output that are looked at
+KEPT = 1 << 20  # bytes of output that are read
 SHOWN = 300  # characters of a reason
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row to be: a peer's script, or one of ours."""
+    """A case to measure: a peer's script, or one of efvfl."""
 
     name: str
     warm: int
@@ -52,16 +52,16 @@ def _tail(path: Path) -> str:
 
 
 def _reason(*outputs: str) -> str:
-    """Return the last line that says something."""
+    """Return the last line that is not blank."""
     for output in outputs:
-        said = [line.strip() for line in output.splitlines() if line.strip()]
-        if said:
-            return said[-1][:SHOWN]
-    return "it said nothing"
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
+        if lines:
+            return lines[-1][:SHOWN]
+    return "no output"
 
 
 def call(command: Sequence[str], timeout: float, extra: dict[str, str] | None = None) -> str:
-    """Return what a command printed. One that fails or hangs leaves no process behind."""
+    """Return the output of a command. If it fails or hangs, all its processes are killed."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         folder = Path(place)
         out, err = folder / "out", folder / "err"
@@ -85,14 +85,14 @@ def call(command: Sequence[str], timeout: float, extra: dict[str, str] | None = 
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         if status is None:
-            raise Failed(f"not done after {timeout:g} s; it last said: {_reason(_tail(err), _tail(out))}")
+            raise Failed(f"not finished after {timeout:g} s; its last output: {_reason(_tail(err), _tail(out))}")
         if status:
             raise Failed(f"exit status {status}: {_reason(_tail(err), _tail(out))}")
         return _tail(out)
 
 
 def environment(name: str) -> Path:
-    """Return the interpreter of a peer's environment, made if it is not there or not of these versions."""
+    """Return the interpreter of a peer's environment, which is created if missing or outdated."""
     requirements = HERE / f"requirements-{name}.txt"
     folder, wanted = ENVIRONMENTS / name, requirements.read_bytes()
     python, ready = folder / "bin" / "python", folder / "ready.txt"
@@ -100,7 +100,7 @@ def environment(name: str) -> Path:
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         torch = next(line for line in wanted.decode().splitlines() if line.startswith("torch=="))
         call([sys.executable, "-m", "venv", "--clear", str(folder)], INSTALLING)
-        call([*pip, torch], INSTALLING)  # alone and first: so pip finds the CPU build
+        call([*pip, torch], INSTALLING)  # first and alone, so that pip finds the CPU build
         call([*pip, "--requirement", str(requirements)], INSTALLING)
         write_atomically(ready, wanted)
     return python
@@ -109,7 +109,7 @@ def environment(name: str) -> Path:
 def _peer(case: Case, asked: list[str], timeout: float) -> str:
     python = environment(case.name)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
-        # Of this project only the scripts' folder is to be found: their processes import `problem` from it.
+        # Only the scripts' folder is importable: their processes import `problem` from it.
         extra = {"PYTHONPATH": str(HERE), "HOME": home, "FLWR_TELEMETRY_ENABLED": "0"}
         return call([str(python), str(HERE / f"on_{case.name}.py"), *asked], timeout, extra)
 
@@ -120,7 +120,7 @@ def _own(case: Case, asked: list[str], timeout: float) -> str:
 
 
 def measure(case: Case, timeout: float) -> Row:
-    """Return one row, whatever happens."""
+    """Return one row, also if the script fails."""
     asked = ["--warm", str(case.warm), "--steps", str(case.steps)]
     try:
         return read(case.name, (_peer if case.peer else _own)(case, asked, timeout))

@@ -1,4 +1,4 @@
-"""Two tables about made-up people: a bank knows who paid back, a telephone company knows how they pay their bills.
+"""Two tables about fictitious people: a bank knows who repaid a loan, a telephone company how they pay their bills.
 
     python examples/credit/make_tables.py [FOLDER]
 
@@ -28,7 +28,7 @@ def make_tables(folder: Path, seed: int = 0) -> list[Path]:
     def some_of(choices: tuple[str, ...], level: np.ndarray) -> np.ndarray:
         return np.array(choices)[np.clip(level.astype(int), 0, len(choices) - 1)]
 
-    # What nobody sees: how careful somebody is with money, how much comes in, how much is owed elsewhere.
+    # Hidden variables: carefulness with money, income, and debts elsewhere.
     careful, income, owing = noise(), noise(), noise()
     risk = -1.4 - careful - 0.7 * income + 0.9 * owing + 0.8 * np.maximum(0, owing - careful)
     ids = [f"C{number:06d}" for number in rng.permutation(90_000)[:PEOPLE] + 1_000]
@@ -55,7 +55,7 @@ def make_tables(folder: Path, seed: int = 0) -> list[Path]:
     )
     folder.mkdir(parents=True, exist_ok=True)
     tables = {"bank": _some(bank, AT_BANK, "salary", rng), "telco": _some(telco, AT_TELCO, "bill", rng)}
-    tables["telco"] = pl.concat([tables["telco"], tables["telco"].head(25)])  # entered twice
+    tables["telco"] = pl.concat([tables["telco"], tables["telco"].head(25)])  # duplicates
     for name, table in tables.items():
         table.write_csv(folder / f"{name}.csv")
     return [folder / f"{name}.csv" for name in tables]
@@ -66,7 +66,7 @@ def _as_people_write(name: str, chance: float) -> str:
 
 
 def _some(table: pl.DataFrame, rows: int, gaps: str, rng: np.random.Generator) -> pl.DataFrame:
-    """Return so many of the rows, in any order, with some values of a column missing."""
+    """Return a random sample of the rows, with some values of a column missing."""
     chosen = table[rng.permutation(len(table))[:rows]]
     there = pl.Series(rng.random(rows) > 0.05)
     return chosen.with_columns(pl.when(there).then(pl.col(gaps)).alias(gaps))

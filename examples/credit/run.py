@@ -2,7 +2,7 @@
 
     python examples/credit/run.py [FOLDER]
 
-Everything goes to FOLDER (runs/credit). Ctrl-C stops all processes; the same command goes on from there.
+Everything goes to FOLDER (runs/credit). Ctrl-C stops all processes; the same command continues from there.
 """
 
 import sys
@@ -18,7 +18,7 @@ FILE = "federation.toml"
 
 
 def together(processes: Processes, folder: Path, bank: tuple[str, ...], telco: str) -> None:
-    """Run a command of the bank's with one of the telephone company's."""
+    """Run a command at the bank together with one at the telephone company."""
     rest = ("--dir", "run", "--address", f"127.0.0.1:{free_port()}")
     processes.start("bank", folder / "bank", *bank, *rest)
     processes.start("telco", folder / "telco", telco, FILE, "--party", "telco", *rest)
@@ -27,7 +27,7 @@ def together(processes: Processes, folder: Path, bank: tuple[str, ...], telco: s
 
 
 def story(processes: Processes, folder: Path) -> None:
-    """Look, align, train, predict, report, audit."""
+    """Inspect, align, train, predict, report, audit."""
 
     def alone(name: str, *words: str) -> None:
         processes.start(name, folder / name, *words)

@@ -20,9 +20,9 @@ def make_data(folder: Path) -> list[Path]:
     arrays = {"bank_a": {"x": columns[:, :15]}, "bank_b": {"x": columns[:, 15:]}, "labels": {"y": labels}}
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name, held in arrays.items():
+    for name, contents in arrays.items():
         paths.append(folder / f"{name}.npz")
-        np.savez(paths[-1], ids=ids, **held)
+        np.savez(paths[-1], ids=ids, **contents)
     return paths
 
 

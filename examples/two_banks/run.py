@@ -2,7 +2,7 @@
 
     python examples/two_banks/run.py [FOLDER]
 
-Everything goes to FOLDER (runs/two_banks). Ctrl-C stops all processes; the same command goes on from there.
+Everything goes to FOLDER (runs/two_banks). Ctrl-C stops all processes; the same command continues from there.
 """
 
 import csv
@@ -20,7 +20,7 @@ BANKS = ("bank_a", "bank_b")
 
 
 def together(processes: Processes, folder: Path, *words: str) -> None:
-    """Run the label holder's command with both banks."""
+    """Run the label holder's command together with both banks."""
     rest = ("--dir", "run", "--address", f"127.0.0.1:{free_port()}")
     processes.start("server", folder / "server", *words, *rest)
     for bank in BANKS:
@@ -49,7 +49,7 @@ def story(processes: Processes, folder: Path) -> None:
     print("\nPredicting the test rows; the banks join again.", flush=True)
     together(processes, folder, "predict", "federation.toml", "--split", "test")
     accuracy(folder / "server")
-    print("\nWhat left bank_a, and what came in.", flush=True)
+    print("\nWhat bank_a sent and received.", flush=True)
     processes.start("bank_a", folder / "bank_a", "audit", "run")
     processes.wait("bank_a")
 

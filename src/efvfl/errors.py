@@ -29,7 +29,15 @@ from typing import SupportsIndex
 
 
 class EfvflError(Exception):
-    """Base class of all errors of this library."""
+    """Base class of all errors of this library.
+
+    >>> from efvfl import TopK
+    >>> try:
+    ...     TopK(ratio=2)
+    ... except EfvflError as error:
+    ...     print(error)
+    topk's ratio: expected a number above 0 and at most 1, got 2.
+    """
 
 
 class ConfigError(EfvflError, ValueError):

@@ -185,7 +185,7 @@ def test_a_resumed_run_has_the_noise_it_would_have_had(method: Method, combine: 
         ("[protect]\nclip = -1", "protect.clip: expected a finite number from 0, got -1"),
         ("[protect]\nclip = nan", "protect.clip: .* got nan"),
         ("[protect]\nclip = 1\nnoise = inf", "protect.noise: .* got inf"),
-        ("[protect]\nclip = 'much'", "clip = 'much' came, a number is expected"),
+        ("[protect]\nclip = 'much'", "clip: expected a number, got 'much'"),
         ("[protect]\nclips = 1.0", r"no key 'clips' here\. Did you mean 'clip'\?"),
         (
             "[protect]\nclip = 1.0\n[agreement]\nlabels = 'shared'",

@@ -112,10 +112,10 @@ def test_keys_tell_runs_apart_and_ignore_defaults(small: Sweep) -> None:
             SMALL.replace('runs = ["svfl", ', 'runs = ["svfll", '),
             r"draws 'svfll', which is not a run\. Did you mean 'svfl'",
         ),
-        (SMALL.replace('name = "efvfl-qsgd-4"', 'name = "svfl"'), "a name of its own"),
+        (SMALL.replace('name = "efvfl-qsgd-4"', 'name = "svfl"'), "expected runs with unique names, got"),
         (SMALL.replace("batch_size", "batchsize"), r"run 'svfl': unknown key 'batchsize'\. Did you mean"),
         ("title = ", "is not TOML"),
-        ("title = 'x'", "needs runs"),
+        ("title = 'x'", r"expected one or more \[\[run\]\] tables, got none"),
     ],
 )
 def test_mistakes_in_experiments_are_answered(text: str, error: str) -> None:

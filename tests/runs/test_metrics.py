@@ -142,11 +142,14 @@ def test_no_rows_and_one_row_are_not_measured_beyond_what_is_defined() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: metrics.binary([0, 2], [0.5, 0.5]), "the label 2 came, 0 and 1 are expected"),
-        (lambda: metrics.binary([0, 1], [0.5, -3.0]), "-3 came, a number between 0 and 1"),
-        (lambda: metrics.binary([0, 1, 1], [0.5, 0.5]), "3 labels and 2 predictions"),
-        (lambda: metrics.multiclass([0, 2], [[0.5, 0.5]] * 2), "whole numbers 0 to 1 are expected"),
-        (lambda: metrics.multiclass([0, 1], [[0.5, 0.1]] * 2), "sum to 0.6, not to 1"),
+        (lambda: metrics.binary([0, 2], [0.5, 0.5]), "expected labels 0 and 1, got 2"),
+        (lambda: metrics.binary([0, 1], [0.5, -3.0]), "expected probabilities between 0 and 1, got -3"),
+        (lambda: metrics.binary([0, 1, 1], [0.5, 0.5]), "expected 3 predictions, one per label, got 2"),
+        (lambda: metrics.multiclass([0, 2], [[0.5, 0.5]] * 2), "expected whole-number labels from 0 to 1, got 0 to 2"),
+        (
+            lambda: metrics.multiclass([0, 1], [[0.5, 0.1]] * 2),
+            "probabilities of every row to sum to 1, got 0.6",
+        ),
         (lambda: metrics.multiclass([0, 1], [0.5, 0.5]), "shape"),
         (lambda: metrics.regression([0.0, 1.0], [[0.0], [1.0]]), "shape"),
     ],

@@ -23,7 +23,7 @@ from efvfl.runs.build import load_data, make_federation
 from efvfl.runs.run_folder import OUTPUTS, SETTINGS, Outputs, load_outputs, load_settings, save_outputs, save_settings
 from efvfl.training.record import Record
 
-SECTIONS = ["Result", "Training", "Predictions", "Sent", "Rows", "Who was missing", "RunSettings"]
+SECTIONS = ["Result", "Training", "Predictions", "Sent", "Rows", "Who was missing", "Settings"]
 SECRET = 987654321
 
 Run = tuple[Path, Federation, list[Record]]
@@ -299,11 +299,19 @@ def _break_line(folder: Path) -> None:
 
 BROKEN: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "nothing": (lambda f: (f / "records.jsonl").unlink(), ConfigError, "cannot read .*records.jsonl.*Name the folder"),
-    "no record": (lambda f: (f / "records.jsonl").write_text(""), ConfigError, "is empty"),
+    "no record": (
+        lambda f: (f / "records.jsonl").write_text(""),
+        ConfigError,
+        "expected records in .*, got none",
+    ),
     "a broken record": (_break_line, DataError, "line 2 of .*records.jsonl is not a record"),
-    "no parquet": (lambda f: (f / OUTPUTS).write_bytes(b"junk"), DataError, "does not hold split, id, label"),
-    "no settings": (lambda f: (f / SETTINGS).write_text("{}"), DataError, "does not hold the settings"),
-    "no JSON": (lambda f: (f / SETTINGS).write_text("{"), DataError, "does not hold the settings"),
+    "no parquet": (
+        lambda f: (f / OUTPUTS).write_bytes(b"junk"),
+        DataError,
+        "expected the columns split, id, label",
+    ),
+    "no settings": (lambda f: (f / SETTINGS).write_text("{}"), DataError, "expected the settings of a run in"),
+    "no JSON": (lambda f: (f / SETTINGS).write_text("{"), DataError, "expected the settings of a run in"),
 }
 
 

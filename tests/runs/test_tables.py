@@ -226,8 +226,12 @@ def test_labels_of_any_form() -> None:
     for series, loss, text in (
         (pl.Series("y", [1, None]), "cross_entropy", "missing in 1 of 2"),
         (pl.Series("y", ["a", "a"]), "cross_entropy", "expected two or more classes as the label 'y', got"),
-        (pl.Series("y", ["a", "b"]), "mse", "needs numbers"),
-        (pl.Series("y", np.linspace(0.1, 0.9, 200)), "cross_entropy", "is it a target"),
+        (pl.Series("y", ["a", "b"]), "mse", "loss 'mse': expected numbers as the label 'y', got String"),
+        (
+            pl.Series("y", np.linspace(0.1, 0.9, 200)),
+            "cross_entropy",
+            "too many for classes: for a regression target",
+        ),
     ):
         with pytest.raises(DataError, match=text):
             Labels.of(series, loss)

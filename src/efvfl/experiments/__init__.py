@@ -1,1 +1,1 @@
-"""Many runs: the experiments of the paper, their tables and figures."""
+"""Experiments of many runs: those of the paper, their tables and figures."""

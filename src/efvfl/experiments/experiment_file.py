@@ -1,4 +1,4 @@
-"""An experiment as a file: a base run, what each cell changes, seeds, and the figures drawn from them."""
+"""Experiment files: a base run, the changes of each cell, the seeds, and the figures."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from efvfl.config.run_file import RunConfig, read
 from efvfl.core import losses
 from efvfl.errors import ConfigError, nearest
 
-FORMAT = 1  # of results: raised when the same configuration means another run
+FORMAT = 1  # of results: increased when the same configuration means a different run
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of plots: what is drawn on the left by epoch, and accuracy by communication."""
+    """One pair of plots: gradient or loss by epoch, and accuracy by communication."""
 
     title: str
     runs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A figure of the paper."""
+class FigureSpec:
+    """A figure of one or more panels."""
 
     name: str
     left: Literal["gradient", "loss"]
@@ -37,7 +37,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Cell:
-    """One row and column of a table: a configuration that runs once for every seed."""
+    """One cell of a table: a configuration that runs once for every seed."""
 
     name: str
     row: str
@@ -45,14 +45,14 @@ class Cell:
     config: RunConfig
 
     def __post_init__(self) -> None:
-        """Refuse what would have no result, or no place in a table."""
+        """Check the names, and that the run trains at all."""
         for key in ("name", "row", "column"):
             if not isinstance(value := getattr(self, key), str):
-                raise ConfigError(f"run {self.name!r}: {key} = {value!r} came, a text is expected.")
+                raise ConfigError(f"run {self.name!r}: {key}: expected a string, got {value!r}.")
         if self.config.epochs < 1:
             raise ConfigError(
-                f"run {self.name!r}: epochs = {self.config.epochs} came, at least 1 is expected: without training "
-                "there is no result."
+                f"run {self.name!r}: epochs: expected at least 1, because without training there is no result, got "
+                f"{self.config.epochs}."
             )
 
 
@@ -62,39 +62,39 @@ class Job:
 
     cell: str
     config: RunConfig
-    folder: Path | None = None  # of an experiment of your own: its data and modules lie there
+    folder: Path | None = None  # of a user's experiment: the folder of its data and modules
 
     @property
     def key(self) -> str:
-        """A hash of the whole configuration, and of data and modules of your own: equal keys are the same run.
+        """A hash of the whole configuration and of the user's data and modules: equal keys mean the same run.
 
-        Settings that have their default are left out, so that a setting added later does not orphan old results.
+        Default values are left out, so that adding a setting does not invalidate old results.
         """
-        table = {"format": FORMAT, "config": _unlike(asdict(self.config), asdict(RunConfig()))}
-        if brought := _brought(self.config, self.folder):
-            table["brought"] = brought
+        table = {"format": FORMAT, "config": _non_defaults(asdict(self.config), asdict(RunConfig()))}
+        if digests := _user_digests(self.config, self.folder):
+            table["brought"] = digests
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def file(self) -> str:
-        """Name of the result's file."""
+        """The name of the result's file."""
         return f"{self.cell}-seed{self.config.seed}-{self.key}.json"
 
 
-def _unlike(table: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
-    """Return what differs from the defaults, tables within tables included."""
+def _non_defaults(table: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries that differ from the defaults, also within nested tables."""
     out = {}
     for key, value in table.items():
         same = default.get(key)
         if isinstance(value, dict) and isinstance(same, dict):
-            value, same = _unlike(value, same), {}
+            value, same = _non_defaults(value, same), {}
         if value != same:
             out[key] = value
     return out
 
 
-def _brought(config: RunConfig, folder: Path | None) -> dict[str, str]:
-    """Return digests of the files a run brings along, by their names in it: with other contents it is another run."""
+def _user_digests(config: RunConfig, folder: Path | None) -> dict[str, str]:
+    """Return the digests of the user's files by name: a run with other contents is a different run."""
     if folder:
         user_code.look_in(folder)
     files = [config.data.path, *(party.data.path for party in config.party if party.data)]
@@ -107,53 +107,53 @@ def _brought(config: RunConfig, folder: Path | None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All runs of one task."""
+    """All runs of one experiment."""
 
     name: str
     title: str
     about: str
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
-    figures: tuple[Figure, ...]
-    error: float = 0.0  # Table 1's delta: what is sent until the mean squared gradient is no larger; 0: no such table
-    folder: Path | None = None  # of an experiment of your own
+    figures: tuple[FigureSpec, ...]
+    error: float = 0.0  # Table 1's delta, a bound on the mean squared gradient; 0: no such table
+    folder: Path | None = None  # of a user's experiment
 
     def __post_init__(self) -> None:
-        """Refuse runs that no table can show side by side, before any has trained."""
+        """Check that one table can show all runs, before any is trained."""
         names = [cell.name for cell in self.cells]
         if len(set(names)) != len(names) or not all(names):
-            raise ConfigError(f"{self.name}: an experiment needs runs, each with a name of its own, but {names} came.")
+            raise ConfigError(f"{self.name}: expected runs with unique names, got {names}.")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise ConfigError(f"{self.name}: seeds = {list(self.seeds)} came, one or more are expected, all different.")
+            raise ConfigError(f"{self.name}: seeds: expected one or more different seeds, got {list(self.seeds)}.")
         places: dict[tuple[str, str], str] = {}
         for cell in self.cells:
             other = places.setdefault((cell.row, cell.column), cell.name)
             if other != cell.name:
                 raise ConfigError(
                     f"{self.name}: runs {other!r} and {cell.name!r} have the same row {cell.row!r} and column "
-                    f"{cell.column!r}, and a table shows one there: change one of them."
+                    f"{cell.column!r}, but a table has one cell there: change one of them."
                 )
         metrics = {losses.lookup(cell.config.loss).metric_name for cell in self.cells}
         if len(metrics) > 1:
             raise ConfigError(
-                f"{self.name}: losses measured by {' and by '.join(sorted(metrics))} do not fit into one table: make "
-                "an experiment of each."
+                f"{self.name}: losses measured by {' and by '.join(sorted(metrics))} do not fit into one table: use "
+                "separate experiments."
             )
 
     @property
     def metric(self) -> str:
-        """What the loss of all runs is measured by."""
+        """The metric that belongs to the loss of all runs."""
         return losses.lookup(self.cells[0].config.loss).metric_name
 
     def jobs(self) -> list[Job]:
-        """Return every cell with every seed, seed by seed, so that a sweep that stopped early is still a table."""
+        """Return every cell with every seed, seed by seed, so that an interrupted sweep still fills a table."""
         pairs = [(seed, cell) for seed in self.seeds for cell in self.cells]
         return [Job(cell.name, replace(cell.config, seed=seed), self.folder) for seed, cell in pairs]
 
 
 @dataclass(frozen=True)
 class _File:
-    """The form of an experiment file."""
+    """The schema of an experiment file."""
 
     title: str
     about: str = ""
@@ -161,17 +161,21 @@ class _File:
     error: float = 0.0
     base: dict[str, Any] = field(default_factory=dict)
     run: tuple[dict[str, Any], ...] = ()
-    figure: tuple[Figure, ...] = ()
+    figure: tuple[FigureSpec, ...] = ()
 
 
 def tasks() -> list[str]:
-    """Return the names of the experiments that come with the package."""
+    """Return the names of the experiments that come with the package.
+
+    >>> "mnist" in tasks()
+    True
+    """
     folder = resources.files("efvfl") / "experiments"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def load(task: str) -> Sweep:
-    """Read an experiment by name, or from a path that ends in .toml."""
+    """Return an experiment by its name, or by a path that ends in .toml."""
     if task.endswith(".toml"):
         path = Path(task)
         try:
@@ -184,7 +188,7 @@ def load(task: str) -> Sweep:
 
 
 def parse(text: str, name: str, folder: Path | None = None) -> Sweep:
-    """Read an experiment from TOML; data and modules of its own lie in `folder`."""
+    """Return an experiment from TOML; `folder` has the user's data and modules."""
     try:
         file = read(_File, tomllib.loads(text), name)
     except tomllib.TOMLDecodeError as error:
@@ -192,19 +196,19 @@ def parse(text: str, name: str, folder: Path | None = None) -> Sweep:
     cells = tuple(_cell(file.base, dict(run), name) for run in file.run)
     names = [cell.name for cell in cells]
     if not cells:
-        raise ConfigError(f"{name}: an experiment needs runs, but there is no [[run]].")
-    made = Sweep(name, file.title, file.about, file.seeds, cells, file.figure, file.error, folder)
+        raise ConfigError(f"{name}: expected one or more [[run]] tables, got none.")
+    sweep = Sweep(name, file.title, file.about, file.seeds, cells, file.figure, file.error, folder)
     for figure in file.figure:
         for run in (run for panel in figure.panels for run in panel.runs):
             if run not in names:
                 raise ConfigError(f"{name}: {figure.name} draws {run!r}, which is not a run. {nearest(run, names)}")
-    return made
+    return sweep
 
 
 def _cell(base: dict[str, Any], run: dict[str, Any], where: str) -> Cell:
-    """Lay a run over the base: a table's keys replace those of the base's table, one level deep.
+    """Return the base with the changes of a run; keys of a table replace those of the base's table, one level deep.
 
-    A run without a row has one of its own, called as the run is.
+    A run without a row gets its name as the row.
     """
     labels = {key: run.pop(key, "") for key in ("name", "row", "column")}
     labels["row"] = labels["row"] or labels["name"]
@@ -223,7 +227,7 @@ def changed(
     subset: int | None = None,
     data: str | None = None,
 ) -> Sweep:
-    """Return a sweep with some settings of all its cells replaced."""
+    """Return the sweep with some settings of all cells replaced."""
 
     def config(old: RunConfig) -> RunConfig:
         new = replace(old, epochs=old.epochs if epochs is None else epochs)

@@ -1,4 +1,4 @@
-"""The paper's figures from results: mean line and band over seeds. Nothing is trained here."""
+"""The figures of an experiment from its results: mean and standard deviation over seeds. Nothing is trained here."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, Literal
 
 import matplotlib
 import numpy as np
-from matplotlib.figure import Figure as Canvas
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from efvfl.experiments.experiment_file import Figure, Sweep
+from efvfl.experiments.experiment_file import FigureSpec, Sweep
 from efvfl.experiments.jobs import Result
 from efvfl.experiments.tables import Results, measure
 from efvfl.runs.plots import COLOURS
 from efvfl.util.files import write_atomically
 
 Values = NDArray[np.float64]
-Axis = Literal["paper", "sent"]  # megabytes by the paper's formula, or those really sent in both directions
+Axis = Literal["paper", "sent"]  # megabytes by the paper's formula, or measured, both directions
 
 
 def _style(row: str) -> dict[str, Any]:
@@ -48,16 +48,16 @@ def _megabytes(results: Sequence[Result], axis: Axis) -> Values:
 def _band(axes: Any, x: Values, values: Values, label: str, style: dict[str, Any]) -> None:
     centre, spread = values.mean(0), values.std(0)
     axes.plot(x, centre, label=label, **style)
-    # Not below what was ever seen: on a logarithmic axis mean - std may be nowhere.
+    # Not below the minimum: mean - std may be negative, which a logarithmic axis cannot show.
     low = np.maximum(centre - spread, values.min(0))
     axes.fill_between(x, low, centre + spread, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def draw(sweep: Sweep, figure: Figure, results: Results, axis: Axis) -> Canvas:
-    """Return the figure in the paper's layout: two panels a row, each with two plots."""
+def draw(sweep: Sweep, figure: FigureSpec, results: Results, axis: Axis) -> Figure:
+    """Return the figure in the paper's layout: two panels per row, each with two plots."""
     columns = min(2, len(figure.panels))
     lines = -(-len(figure.panels) // columns)
-    canvas = Canvas(figsize=(6.4 * columns, 2.6 * lines), layout="constrained")
+    canvas = Figure(figsize=(6.4 * columns, 2.6 * lines), layout="constrained")
     grid = canvas.subplots(lines, 2 * columns, squeeze=False)
     rows = {cell.name: cell.row for cell in sweep.cells}
     shown = measure(sweep, results, ("validation", "test", "train"))
@@ -81,8 +81,8 @@ def draw(sweep: Sweep, figure: Figure, results: Results, axis: Axis) -> Canvas:
     return canvas
 
 
-def image(canvas: Canvas, form: Literal["svg", "png"]) -> bytes:
-    """Return a drawing as a file's bytes, the same for the same drawing."""
+def image(canvas: Figure, form: Literal["svg", "png"]) -> bytes:
+    """Return a figure as the bytes of a file; equal figures give equal bytes."""
     out = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "efvfl"}):
         canvas.savefig(out, format=form, dpi=110, metadata={"Date": None} if form == "svg" else None)
@@ -90,7 +90,7 @@ def image(canvas: Canvas, form: Literal["svg", "png"]) -> bytes:
 
 
 def write(sweep: Sweep, results: Results, folder: Path) -> list[Path]:
-    """Write every figure of a task, with both axes, as SVG and PNG; return the paths."""
+    """Write every figure of an experiment, with both axes, as SVG and PNG; return the paths."""
     paths = []
     for figure in sweep.figures:
         for axis in ("paper", "sent"):

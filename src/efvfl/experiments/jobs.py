@@ -1,7 +1,7 @@
-"""Runs of a sweep, in parallel over processes or a Ray cluster. A finished run is a file and is never repeated.
+"""The runs of a sweep, in parallel over processes or a Ray cluster. A finished run is a file and is never repeated.
 
-A run that was cut off goes on from its last checkpoint, with the same result as one that was not: kill -9 costs at most
-the time since that checkpoint.
+An interrupted run continues from its last checkpoint, with the same result as an uninterrupted one: kill -9 costs at
+most the time since that checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Engine = Literal["processes", "ray"]
 CHECKPOINT_SECONDS = 60.0
 
-# What a record's columns are called in a result; all but the last record drop the ledger's details.
+# The fields of a record that become columns of a result; only the last record's ledger is stored.
 _NUMBERS = (
     "epoch",
     "step",
@@ -47,7 +47,7 @@ _NUMBERS = (
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: its configuration and one column for every number it recorded."""
+    """A finished run: its configuration, and one column per recorded number."""
 
     cell: str
     config: dict[str, Any]
@@ -56,19 +56,19 @@ class Result:
     versions: dict[str, str]
 
     def to_json(self) -> str:
-        """Return the whole as JSON, the same text for the same run."""
+        """Return the result as JSON; equal results give equal text."""
         return json.dumps(finite_or_null(asdict(self)), indent=0, sort_keys=True, allow_nan=False)
 
     @classmethod
     def read(cls, path: Path) -> Result:
-        """Read a result's file."""
+        """Return the result in a file."""
         table = json.loads(path.read_text(encoding="utf-8"))
         columns = {n: [float("nan") if v is None else v for v in c] for n, c in table.pop("columns").items()}
         return cls(columns=columns, **table)
 
 
 def run_job(job: Job, folder: Path, progress: Callable[[int], None] | None = None) -> None:
-    """Train one run to its end and leave its file; go on from its checkpoint if there is one."""
+    """Train one run, from its checkpoint if there is one, and write its result."""
     import torch
 
     from efvfl.runs.build import load_data, make_federation
@@ -77,7 +77,7 @@ def run_job(job: Job, folder: Path, progress: Callable[[int], None] | None = Non
 
     target, part = folder / job.file, folder / ".parts" / f"{job.key}.safetensors"
     if target.exists():
-        part.unlink(missing_ok=True)  # left by a kill between the result and its clean-up
+        part.unlink(missing_ok=True)  # left by a kill after the result was written
         return
     torch.set_num_threads(job.config.threads or 1)
     if job.folder:
@@ -86,7 +86,7 @@ def run_job(job: Job, folder: Path, progress: Callable[[int], None] | None = Non
     saved = RunCheckpoint(part, {"key": job.key})
     records: list[Record] = []
     if part.exists():
-        with contextlib.suppress(CheckpointError):  # an unreadable one costs time, not the result
+        with contextlib.suppress(CheckpointError):  # an unreadable checkpoint only costs time
             records = saved.load(federation)
 
     def watch(federation: Federation, following: Iterable[Record]) -> Iterator[Record]:
@@ -98,8 +98,8 @@ def run_job(job: Job, folder: Path, progress: Callable[[int], None] | None = Non
     train_on(federation, job.config, records, partial(saved.save, federation), watch, CHECKPOINT_SECONDS)
     write_atomically(target, _result(job, records).to_json().encode())
     part.unlink(missing_ok=True)
-    for torn in part.parent.glob(f".{part.name}.*.part"):  # of a process that was killed while it wrote
-        torn.unlink(missing_ok=True)
+    for leftover in part.parent.glob(f".{part.name}.*.part"):  # of a process that was killed while writing
+        leftover.unlink(missing_ok=True)
 
 
 def _result(job: Job, records: Sequence[Any]) -> Result:
@@ -116,7 +116,7 @@ def _result(job: Job, records: Sequence[Any]) -> Result:
 
 
 def check(jobs: Sequence[Job]) -> None:
-    """Build every cell once: a mistake in the last one is found before the first has trained for hours."""
+    """Build every cell once, so that a mistake in the last one is found before the first has trained for hours."""
     from efvfl.runs.build import load_data, make_federation
 
     first: dict[str, Job] = {}
@@ -129,90 +129,90 @@ def check(jobs: Sequence[Job]) -> None:
             user_code.look_in(folder)
         rows = (config.seed, config.data, config.party, config.agreement, config.label_holder, config.loss)
         try:
-            if loaded[0] != rows:  # most cells of a sweep train on the same
+            if loaded[0] != rows:  # most cells of a sweep use the same data
                 loaded = (rows, load_data(config, folder or Path()))
             make_federation(config, loaded[1])
         except (ConfigError, DataError) as error:
             raise type(error)(f"run {job.cell!r}: {error}") from error
 
 
-Report = Callable[[Job, int], None]  # a job has finished so many epochs
+Report = Callable[[Job, int], None]  # called with a job and its number of finished epochs
 
 
 def run_all(
     jobs: Sequence[Job], folder: Path, workers: int = 0, engine: Engine = "processes", report: Report | None = None
 ) -> None:
-    """Run what has no result yet; one that diverges is named when all others are finished."""
+    """Run all jobs without a result; diverged runs are reported after all others have finished."""
     folder.mkdir(parents=True, exist_ok=True)
-    open_jobs = [job for job in jobs if not (folder / job.file).exists()]
-    if not open_jobs:
+    pending = [job for job in jobs if not (folder / job.file).exists()]
+    if not pending:
         return
-    check(open_jobs)
+    check(pending)
     if engine == "ray":
-        _run_on_ray(open_jobs, folder, report)
+        _run_on_ray(pending, folder, report)
         return
-    workers = min(workers or os.cpu_count() or 1, len(open_jobs))
-    context = multiprocessing.get_context("spawn")  # a fork would copy torch's and numba's threads half alive
+    workers = min(workers or os.cpu_count() or 1, len(pending))
+    context = multiprocessing.get_context("spawn")  # a fork would not copy the threads of torch and numba
     with context.Manager() as manager:
-        heard = manager.Queue()
+        updates = manager.Queue()
         pool = ProcessPoolExecutor(workers, mp_context=context)
         try:
-            futures = {pool.submit(_work, job, folder, heard): job for job in open_jobs}
-            _watch(futures, heard, {job.key: job for job in open_jobs}, report)
+            futures = {pool.submit(_work, job, folder, updates): job for job in pending}
+            _watch(futures, updates, {job.key: job for job in pending}, report)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 class Failures:
-    """Runs that diverged: no reason to give up the others. A wrong setting stops a sweep at once."""
+    """Collects diverged runs, which do not stop the others; any other error stops the sweep at once."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
 
     @contextlib.contextmanager
     def of(self, job: Job) -> Iterator[None]:
-        """Note a run that diverged."""
+        """Record the error if the run in this context diverges."""
         try:
             yield
         except CompressionError as error:
             self.texts.append(f"{job.cell}, seed {job.config.seed}: {error}")
 
-    def tell(self, runs: int) -> None:
-        """Raise if there was any."""
+    def raise_any(self, runs: int) -> None:
+        """Raise one error about all diverged runs, if there are any."""
         if self.texts:
             count = f"{len(self.texts)} of {runs} runs diverged, the others are finished."
             raise CompressionError("\n".join([count, *self.texts]))
 
 
-def _work(job: Job, folder: Path, heard: queue.Queue[tuple[str, int]]) -> None:
-    run_job(job, folder, lambda epoch: heard.put((job.key, epoch)))
+def _work(job: Job, folder: Path, updates: queue.Queue[tuple[str, int]]) -> None:
+    run_job(job, folder, lambda epoch: updates.put((job.key, epoch)))
 
 
 def _watch(
-    futures: dict[Future[None], Job], heard: queue.Queue[tuple[str, int]], jobs: dict[str, Job], report: Report | None
+    futures: dict[Future[None], Job], updates: queue.Queue[tuple[str, int]], jobs: dict[str, Job], report: Report | None
 ) -> None:
     waiting, failures = set(futures), Failures()
     while waiting:
         done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-        for key, epoch in _drain(heard):
+        for key, epoch in _drain(updates):
             if report:
                 report(jobs[key], epoch)
         for future in done:
             with failures.of(futures[future]):
-                future.result()  # raises what the run raised
+                future.result()  # raises the error of the run
                 if report:
                     report(futures[future], futures[future].config.epochs)
-    failures.tell(len(futures))
+    failures.raise_any(len(futures))
 
 
-def _drain(heard: queue.Queue[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+def _drain(updates: queue.Queue[tuple[str, int]]) -> Iterator[tuple[str, int]]:
     with contextlib.suppress(queue.Empty):
         while True:
-            yield heard.get_nowait()
+            yield updates.get_nowait()
 
 
 def _run_on_ray(jobs: Sequence[Job], folder: Path, report: Report | None) -> None:
-    """Submit every run to a Ray cluster: the one RAY_ADDRESS names, or a local one. `folder` must be shared."""
+    """Run all jobs on the Ray cluster that RAY_ADDRESS names, or on a local one. All nodes must share `folder`."""
     try:
         import ray
     except ImportError as error:
@@ -231,7 +231,7 @@ def _run_on_ray(jobs: Sequence[Job], folder: Path, report: Report | None) -> Non
                     ray.get(future)
                     if report:
                         report(futures[future], futures[future].config.epochs)
-        failures.tell(len(futures))
+        failures.raise_any(len(futures))
     finally:
         if started:
             ray.shutdown()

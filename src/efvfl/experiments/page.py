@@ -1,4 +1,4 @@
-"""One self-contained HTML page for a task: the table, the plots and the settings."""
+"""A self-contained HTML page about an experiment: tables, figures and settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from efvfl.runs import html
 
 
 def page(sweep: Sweep, results: Results, comparable: bool = True) -> str:
-    """Return the page. It loads nothing from anywhere."""
+    """Return the page, which loads no other files."""
     parts = [f"<h1>{escape(sweep.title)}</h1><p>{escape(sweep.about)}</p>"]
     shown = tables.measure(sweep, results)
     heading = f"<h2>{shown.title.capitalize()}{shown.unit}</h2>"

@@ -1,4 +1,4 @@
-"""`efvfl reproduce TASK` and `efvfl figures TASK`: run what is missing, then table, figures and report."""
+"""`efvfl reproduce TASK` and `efvfl figures TASK`: run what is missing, then write tables, figures and the page."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from efvfl.errors import ConfigError
 from efvfl.experiments import experiment_file, figures, tables
 from efvfl.experiments.experiment_file import Job, Sweep
 from efvfl.experiments.jobs import run_all
+from efvfl.experiments.page import page
 from efvfl.util.files import write_atomically
 
 QUICK_EPOCHS = 5
 
 
 def chosen(options: argparse.Namespace) -> Sweep:
-    """Return the sweep a command line asks for."""
+    """Return the sweep that the command line describes."""
     plan = experiment_file.load(options.task)
     seeds = tuple(options.seeds) if options.seeds else None
     epochs, data = options.epochs, None
@@ -32,7 +33,7 @@ def chosen(options: argparse.Namespace) -> Sweep:
 
 
 def reproduce(options: argparse.Namespace, console: Console) -> None:
-    """Run, unless only figures are asked for; then print the table and write figures and report."""
+    """Run the missing jobs, unless only figures are requested; then print the table and write figures and page."""
     if options.task == "list":
         console.print(_tasks())
         return
@@ -45,19 +46,19 @@ def reproduce(options: argparse.Namespace, console: Console) -> None:
     results = tables.collect(plan, folder)
     if not results:
         raise ConfigError(
-            f"there are no results of {plan.name!r} in {folder}: run `efvfl reproduce {options.task}` first."
+            f"no results of {plan.name!r} were found in {folder}: run `efvfl reproduce {options.task}` first."
         )
     comparable = plan.cells[0].config.data.name != "digits"
     console.print(tables.on_screen(plan, results, comparable))
     paths = figures.write(plan, results, folder)
-    page = folder / f"{plan.name}.html"
-    write_atomically(page, page.page(plan, results, comparable).encode())
-    for path in (*(p for p in paths if p.suffix == ".png"), page):
+    report = folder / f"{plan.name}.html"
+    write_atomically(report, page(plan, results, comparable).encode())
+    for path in (*(p for p in paths if p.suffix == ".png"), report):
         console.print(f"Written: {path}", soft_wrap=True)
 
 
 def _catalogued(plan: Sweep) -> set[str]:
-    """Return the data sets an experiment needs that are not files of your own."""
+    """Return the catalogue's data sets that an experiment needs."""
     return {cell.config.data.name for cell in plan.cells} - set(catalogue.OWN)
 
 
@@ -76,12 +77,12 @@ def _run(plan: Sweep, folder: Path, options: argparse.Namespace, console: Consol
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(plan.name, total=total, completed=sum(done.values()), note="")
 
-        def heard(job: Job, epoch: int) -> None:
+        def report(job: Job, epoch: int) -> None:
             done[job.key] = max(done[job.key], epoch)
             finished = sum(done[j.key] >= j.config.epochs for j in jobs)
             progress.update(bar, completed=sum(done.values()), note=f"{finished} of {len(jobs)} runs done")
 
-        run_all(jobs, folder, options.workers, options.engine, heard)
+        run_all(jobs, folder, options.workers, options.engine, report)
 
 
 def _tasks() -> Table:

@@ -1,4 +1,4 @@
-"""Tables from results: ours and the paper's side by side. Nothing is trained here."""
+"""The tables of an experiment from its results, next to the paper's. Nothing is trained here."""
 
 from __future__ import annotations
 
@@ -15,37 +15,36 @@ from rich.table import Table
 from efvfl.experiments.experiment_file import Sweep
 from efvfl.experiments.jobs import Result
 
-Results = Mapping[str, list[Result]]  # by cell, one for each seed that is done
+Results = Mapping[str, list[Result]]  # by cell, one per finished seed
 
-
-SPLITS = ("test", "validation", "train")  # which rows a table is about: the first that all its runs have
+SPLITS = ("test", "validation", "train")  # a table shows the first split that all its runs have
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What a table shows of a run: a metric, and of which rows."""
+    """What a table shows of a run: a metric on a split."""
 
     split: str = "test"
     metric: str = "accuracy"
 
     @property
     def column(self) -> str:
-        """Its name in a result."""
+        """The name of the column in a result."""
         return f"{self.split}_{self.metric}"
 
     @property
     def title(self) -> str:
-        """Its name for people."""
+        """The name in headings."""
         return f"{'training' if self.split == 'train' else self.split} {self.metric}"
 
     @property
     def unit(self) -> str:
-        """What follows the name in a table: accuracies are in percent."""
+        """The unit in headings: accuracies are in percent."""
         return " (%)" if self.metric == "accuracy" else ""
 
 
 def measure(sweep: Sweep, results: Results, splits: Sequence[str] = SPLITS) -> Measure:
-    """Return what the results of a sweep are compared by: the loss's metric on the first of `splits` all have."""
+    """Return the metric of a sweep's loss on the first of `splits` that all results have."""
     columns = [set(result.columns) for done in results.values() for result in done]
     choices = [Measure(split, sweep.metric) for split in splits]
     return next((c for c in choices if all(c.column in names for names in columns)), choices[-1])
@@ -57,7 +56,7 @@ class Score:
 
     mean: float
     std: float
-    seeds: int = 0  # 0: as printed in the paper
+    seeds: int = 0  # 0: from the paper
     digits: int = 1
 
     def __str__(self) -> str:
@@ -65,7 +64,7 @@ class Score:
 
 
 def collect(sweep: Sweep, folder: Path) -> dict[str, list[Result]]:
-    """Read the results there are."""
+    """Return the results found in a folder, by cell."""
     found: dict[str, list[Result]] = {cell.name: [] for cell in sweep.cells}
     for job in sweep.jobs():
         path = folder / job.file
@@ -75,26 +74,26 @@ def collect(sweep: Sweep, folder: Path) -> dict[str, list[Result]]:
 
 
 def score(results: list[Result], shown: Measure = Measure()) -> Score:  # noqa: B008  (frozen)
-    """Return mean and standard deviation of the last epoch's metric, test accuracy unless told otherwise."""
+    """Return mean and standard deviation over seeds of the last epoch's metric, by default test accuracy."""
     factor, digits = (100, 1) if shown.metric == "accuracy" else (1, 3)
     values = [factor * result.columns[shown.column][-1] for result in results]
     return Score(mean(values), stdev(values) if len(values) > 1 else 0.0, len(values), digits)
 
 
 def paper_scores(task: str) -> dict[tuple[str, str], Score]:
-    """Return the paper's Table 2 for a task, by row and column; empty for tasks it does not have."""
+    """Return the paper's Table 2 for a task, by row and column; empty for tasks that are not in it."""
     text = (resources.files("efvfl") / "experiments" / "paper.json").read_text(encoding="utf-8")
     block: dict[str, dict[str, list[float]]] = json.loads(text).get(task, {})
     return {(row, column): Score(value[0], value[1]) for row, cells in block.items() for column, value in cells.items()}
 
 
 def differs(ours: Score, paper: Score) -> bool:
-    """Whether ours is more than two of the paper's standard deviations away."""
+    """Return whether our mean is more than two of the paper's standard deviations away."""
     return abs(ours.mean - paper.mean) > 2 * paper.std
 
 
 def rows_of(sweep: Sweep, results: Results, comparable: bool = True) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and the rows of a task's block; `*` marks a difference of more than two deviations."""
+    """Return headings and rows of a task's table; `*` marks a difference of more than two standard deviations."""
     paper = paper_scores(sweep.name) if comparable else {}
     shown = measure(sweep, results)
     columns = list(dict.fromkeys(cell.column for cell in sweep.cells))
@@ -110,7 +109,7 @@ def rows_of(sweep: Sweep, results: Results, comparable: bool = True) -> tuple[li
 
 
 def on_screen(sweep: Sweep, results: Results, comparable: bool = True) -> Table:
-    """Return the block for the terminal: a line for every compressor, ours above the paper's."""
+    """Return the table for the terminal: a row per compressor, our score above the paper's."""
     headings, body = rows_of(sweep, results, comparable)
     seeds = min((len(r) for r in results.values()), default=0)
     shown = measure(sweep, results)
@@ -130,7 +129,7 @@ def on_screen(sweep: Sweep, results: Results, comparable: bool = True) -> Table:
 
 
 def _paper_cells(body: list[list[str]], methods: list[str], column: int) -> list[str]:
-    """Return the paper's cell of every method, empty where it has none."""
+    """Return the paper's score of every method, empty if it has none."""
     cells, method = dict.fromkeys(methods, ""), ""
     for row in body:
         method = row[0] or method
@@ -140,18 +139,24 @@ def _paper_cells(body: list[list[str]], methods: list[str], column: int) -> list
 
 
 def markdown(sweep: Sweep, results: Results, comparable: bool = True) -> str:
-    """Return the block as Markdown."""
+    """Return the table of a task as Markdown."""
     return as_markdown(*rows_of(sweep, results, comparable))
 
 
 def as_markdown(headings: list[str], body: list[list[str]]) -> str:
-    """Return a table as Markdown."""
+    """Return a table as Markdown.
+
+    >>> print(as_markdown(["method", "accuracy"], [["SVFL", "90.1"]]))
+    | method | accuracy |
+    | --- | --- |
+    | SVFL | 90.1 |
+    """
     lines = [headings, ["---"] * len(headings), *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def communication(sweep: Sweep, results: Results) -> tuple[list[str], list[list[str]]]:
-    """Return what every cell sent in a run, in megabytes: up, down, and by the paper's formula."""
+    """Return the megabytes that every cell sent in a run: up, down, and up by the paper's formula."""
     body = []
     for cell in sweep.cells:
         if cell.name in results:
@@ -164,7 +169,7 @@ def communication(sweep: Sweep, results: Results) -> tuple[list[str], list[list[
 
 
 def totals(sweep: Sweep, results: Results) -> tuple[list[str], list[list[str]]]:
-    """Return Table 1, measured: what a cell sends until the mean of |grad f|^2 over its epochs is at most the error."""
+    """Return Table 1, measured: the megabytes until the mean of |grad f|^2 over the epochs is at most the error."""
     body = []
     for cell in sweep.cells:
         ends = [_reached(result.columns["gradient"], sweep.error) for result in results.get(cell.name, [])]
@@ -180,5 +185,5 @@ def totals(sweep: Sweep, results: Results) -> tuple[list[str], list[list[str]]]:
 
 
 def _reached(gradient: list[float], error: float) -> int | None:
-    """Return the first record at which the mean so far is at most `error`."""
+    """Return the index of the first record where the running mean is at most `error`, or None."""
     return next((i for i, total in enumerate(accumulate(gradient)) if total <= error * (i + 1)), None)

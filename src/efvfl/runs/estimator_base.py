@@ -1,4 +1,4 @@
-"""What the two estimators share: parameters, whose columns are whose, training in one process, outputs for new rows."""
+"""The base class of the estimators: parameters, assignment of columns to parties, training, and prediction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from efvfl.core.losses import Loss
 from efvfl.data.tables.encode import Encoder, Layout, TableSettings
 from efvfl.data.tables.splits import stratified
 from efvfl.data.tables.table import as_frame
-from efvfl.errors import ConfigError, DataError, InputError, nearest
+from efvfl.errors import ConfigError, DataError, InputError, nearest, whole_number
 from efvfl.models.mlp import seeded_model
 from efvfl.models.tables import linear_model, table_model
 from efvfl.runs.build import head_model, make_optimizer
@@ -42,52 +42,52 @@ COMPRESSOR: dict[str, Any] = {"name": "topk", "ratio": 0.1}
 OPTIMIZER: dict[str, Any] = {"name": "Adam", "lr": 0.01}
 SMALLEST_BATCH, LARGEST_BATCH = 32, 512
 FEWEST_STEPS = 300
-FEWEST_EPOCHS, MOST_EPOCHS = 40, 100  # a row that sends a tenth of its numbers each time must come by often
+FEWEST_EPOCHS, MOST_EPOCHS = 40, 100  # each visit sends a tenth of a row's numbers, so rows need many visits
 PATIENCE = 10  # epochs without a better validation loss before training stops early
-RECORDS = 20  # about so many, unless every epoch counts
+RECORDS = 20  # approximate number of records, without early stopping
 
 
 @dataclass(eq=False, repr=False)
 class Vertical(BaseEstimator):  # type: ignore[misc]
-    """The base of the estimators. Its fields are scikit-learn's parameters, kept as they came; `fit` checks them."""
+    """Base class of the estimators. The fields are scikit-learn's parameters, stored unchanged; `fit` checks them."""
 
-    columns: Columns | None = None  # names or numbers of each party's columns; None: two parties with half of them each
+    columns: Columns | None = None  # names or indices of each party's columns; None: two parties with half of them each
     _: KW_ONLY
     method: str = "efvfl"  # or svfl, cvfl
-    compressor: Mapping[str, Any] | None = None  # None: top-k of 10 %; svfl has none
-    down: Mapping[str, Any] | None = None  # of what comes back with private labels; None: it is not compressed
+    compressor: Mapping[str, Any] | None = None  # None: top-k of 10 %; svfl ignores it
+    down: Mapping[str, Any] | None = None  # compressor of the server's answers with private labels; None: exact
     labels: str = "private"  # or shared
-    label_holder: str = ""  # the party, if any, that sits next to the server
-    model: str | ModelMaker = "table"  # or linear, or a function of (layout, width) that returns a torch module
-    width: int = 16  # of the representation: numbers a party sends for a row, before compression
-    hidden: Sequence[int] | None = None  # layers of a party's table model; None: sized by its columns
+    label_holder: str = ""  # the party that runs the server, if any
+    model: str | ModelMaker = "table"  # or linear, or a function (layout, width) -> torch module
+    width: int = 16  # of the representation: numbers per party and row, before compression
+    hidden: Sequence[int] | None = None  # layers of a party's table model; None: chosen by its number of columns
     epochs: int | None = None  # None: see `default_epochs`
     batch_size: int | None = None  # None: see `default_batch_size`; 0: all rows
     optimizer: Mapping[str, Any] | None = None  # None: Adam with a learning rate of 0.01
-    validation_fraction: float = 0.0  # of the rows, not trained on
-    early_stopping: bool = False  # stop, and keep the parameters, by the loss on these rows
+    validation_fraction: float = 0.0  # share of the rows to hold out
+    early_stopping: bool = False  # stop and choose the parameters by the validation loss
     random_state: Any = 0
     verbose: bool = False
 
     def __sklearn_tags__(self) -> Any:
-        """Missing values are welcome: encoders fill them in."""
+        """Return tags that allow missing values: the encoders fill them."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the federation out of a saved estimator: it holds every party's training rows."""
+        """Return the state without the federation, which contains every party's training rows."""
         state: dict[str, Any] = super().__getstate__()
         return {name: value for name, value in state.items() if name != "federation_"}
 
     @property
     def bytes_up_(self) -> int:
-        """Bytes that parties sent while training."""
+        """The bytes that the parties sent during training."""
         return int(self._last_record().bytes_up)
 
     @property
     def bytes_down_(self) -> int:
-        """Bytes that the server sent while training."""
+        """The bytes that the server sent during training."""
         return int(self._last_record().bytes_down)
 
     def _last_record(self) -> Record:
@@ -96,13 +96,16 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         return record
 
     def _table(self, X: Any, fitting: bool) -> polars.DataFrame:
-        """Return the columns as a table with the names they had in `fit`."""
+        """Return the columns as a table with the names used in `fit`."""
         if hasattr(X, "columns"):
             with _input():
                 frame = as_frame(X)
             validate_data(self, frame, reset=fitting, skip_check_array=True)
             if fitting and (frame.height < 2 or not frame.width):
-                raise ConfigError(f"{frame.height} sample(s) of {frame.width} feature(s) came: at least 2 of 1 needed.")
+                raise ConfigError(
+                    "expected at least 2 samples and 1 feature, got "
+                    f"{frame.height} sample(s) and {frame.width} feature(s)."
+                )
         else:
             least = 2 if fitting else 1
             array = validate_data(
@@ -114,9 +117,9 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         return frame.rename(dict(zip(frame.columns, self._names, strict=True)))
 
     def _train(self, frame: polars.DataFrame, labels: Tensor, loss: Loss, outputs: int, strata: NDArray[Any]) -> None:
-        """Cut off the validation rows, encode each party's columns, and train."""
+        """Split off the validation rows, encode each party's columns, and train."""
         seed = self._seed()
-        rows, held = self._split(strata, seed)
+        rows, validation = self._split(strata, seed)
         run = self._run(seed, len(rows), loss.name)
         parties = parties_of(self.columns, frame.columns)
         with _input():
@@ -132,7 +135,7 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
             head_model(run, [run.model.width] * len(local), outputs),
             method=run.method.build(),
             agreement=run.agreement.build(),
-            validation=({name: x[held] for name, x in features.items()}, labels[held]),
+            validation=({name: x[validation] for name, x in features.items()}, labels[validation]),
             training=Training(
                 loss=loss, optimizer=make_optimizer(run.optimizer), batch_size=run.batch_size, seed=run.seed
             ),
@@ -148,23 +151,24 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _split(self, strata: NDArray[Any], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the rows to train on and those to validate on, with every class in its share."""
+        """Return the training and the validation rows, stratified by class."""
         share = float(self.validation_fraction)
         if not share:
             if self.early_stopping:
-                raise ConfigError("early_stopping = True needs rows to watch: set validation_fraction, such as 0.1.")
+                raise ConfigError("early_stopping needs validation rows: set validation_fraction, for example to 0.1.")
             return np.arange(len(strata)), np.arange(0)
         split = stratified([str(row) for row in range(len(strata))], strata, seed, (share, 0.0))
         if not len(split["validation"]):
-            raise ConfigError(f"validation_fraction = {share:g} of {len(strata)} rows is no row: set a larger one.")
+            raise ConfigError(
+                f"validation_fraction = {share:g} of {len(strata)} rows is less than one row: increase it."
+            )
         return split["train"], split["validation"]
 
     def _run(self, seed: int, rows: int, loss: str) -> RunConfig:
-        """Return the parameters as a run file would have them, checked as a run file is."""
+        """Return the parameters as a checked run configuration."""
         size = default_batch_size(rows) if self.batch_size is None else operator.index(self.batch_size)
         epochs = default_epochs(rows, size) if self.epochs is None else operator.index(self.epochs)
-        if epochs < 1:
-            raise ConfigError(f"epochs = {epochs} came, at least 1 is expected.")
+        whole_number("epochs", epochs, least=1)
         hidden = [operator.index(units) for units in self.hidden or ()]
         table = {
             "seed": seed,
@@ -189,23 +193,23 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         if self.model == "table":
             make = partial(table_model, layout, width, hidden)
         elif hidden:
-            raise ConfigError(f"hidden = {list(hidden)} is set, but it is for model = 'table' only. Leave it out.")
+            raise ConfigError(f"hidden = {list(hidden)} needs model = 'table': remove it.")
         elif callable(self.model):
             make = partial(self.model, layout, width)
         elif self.model == "linear":
             make = partial(linear_model, layout, width)
         else:
             hint = nearest(str(self.model), ("table", "linear"))
-            raise ConfigError(f"there is no model {self.model!r}. {hint} Your own: a function of (layout, width).")
+            raise ConfigError(f"there is no model {self.model!r}. {hint} Or pass a function (layout, width) -> module.")
         return seeded_model(derive(run.seed, "party", name, "init"), make)
 
     def _learn(self, federation: Federation, epochs: int) -> list[Record]:
-        """Train, and with early stopping end with the parameters that had the lowest validation loss."""
+        """Train and return the records; early stopping restores the parameters of the lowest validation loss."""
         every = 1 if self.early_stopping else -(-epochs // RECORDS)
         modules = [federation.fusion, *federation.models]
         records: list[Record] = []
         best: tuple[float, int] = (float("inf"), 0)  # loss and epoch
-        kept: list[dict[str, Any]] = []
+        best_states: list[dict[str, Any]] = []
         for record in federation.train(epochs, every, gradient=False):
             records.append(record)
             if self.verbose:
@@ -214,20 +218,20 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
                 continue
             if record.validation["loss"] < best[0]:
                 best = (record.validation["loss"], record.epoch)
-                kept = [copy.deepcopy(module.state_dict()) for module in modules]
+                best_states = [copy.deepcopy(module.state_dict()) for module in modules]
             elif record.epoch - best[1] >= PATIENCE:
                 break
-        for module, state in zip(modules, kept, strict=False):  # nothing was kept without early stopping
+        for module, state in zip(modules, best_states, strict=False):  # empty without early stopping
             module.load_state_dict(state)
         return records
 
     def _features(self, frame: polars.DataFrame) -> dict[str, Tensor]:
-        """Return every party's columns as numbers."""
+        """Return every party's encoded columns."""
         with _input():
             return {name: torch.from_numpy(encoder.transform(frame)) for name, encoder in self.encoders_.items()}
 
     def _output(self, X: Any) -> NDArray[np.float64]:
-        """Return the trained network's output, in float64 so that a row's does not depend on the rows around it."""
+        """Return the network's output in float64, so that the output of a row does not depend on the other rows."""
         check_is_fitted(self)
         features = [x.double() for x in self._features(self._table(X, fitting=False)).values()]
         output: NDArray[np.float64] = measure.predict(self._models, self._fusion, features).numpy()
@@ -236,21 +240,21 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
 
 @contextmanager
 def _input() -> Iterator[None]:
-    """Raise what is wrong with rows as scikit-learn does, with advice that needs no run file."""
+    """Turn a `DataError` into an `InputError`, as scikit-learn expects, with advice that needs no run file."""
     try:
         yield
     except DataError as error:
-        advice = " Mend this column of X, convert it or leave it out." if error.advice else ""
+        advice = " Correct this column of X, convert it or leave it out." if error.advice else ""
         raise InputError(f"{error.what}{advice}") from error
 
 
 def default_batch_size(rows: int) -> int:
-    """Return a sixteenth of the rows, between 32 and 512."""
+    """Return a sixteenth of the rows, at least 32 and at most 512."""
     return min(max(rows // 16, SMALLEST_BATCH), LARGEST_BATCH)
 
 
 def default_epochs(rows: int, batch_size: int) -> int:
-    """Return 40, or more if that is less than 300 steps, but 100 at most."""
+    """Return 40, or more if that is fewer than 300 steps, but at most 100."""
     steps = -(-rows // (batch_size or rows))
     return min(max(FEWEST_STEPS // steps, FEWEST_EPOCHS), MOST_EPOCHS)
 
@@ -263,7 +267,7 @@ def parties_of(columns: Columns | None, names: list[str]) -> dict[str, list[str]
     chosen = {party: [_column(key, names, party) for key in keys] for party, keys in columns.items()}
     for party, keys in chosen.items():
         if not keys or len(set(keys)) < len(keys):
-            raise ConfigError(f"the columns of {party!r} are {keys}: one or more are expected, all different.")
+            raise ConfigError(f"expected one or more different columns of {party!r}, got {keys}.")
     return chosen
 
 
@@ -273,7 +277,7 @@ def _column(key: str | int, names: list[str], party: str) -> str:
             raise ConfigError(f"there is no column {key!r} for {party!r}. {nearest(key, names)}")
         return key
     if not 0 <= key < len(names):
-        raise ConfigError(f"there is no column {key} for {party!r}: there are 0 to {len(names) - 1}.")
+        raise ConfigError(f"expected column indices of {party!r} from 0 to {len(names) - 1}, got {key}.")
     return names[key]
 
 
@@ -284,7 +288,7 @@ def _line(record: Record, epochs: int) -> str:
 
 
 def _for_prediction(module: Any) -> Any:
-    """Return a copy of a trained module that predicts in float64 and carries no gradients."""
-    made = copy.deepcopy(module).double().requires_grad_(False)
-    made.zero_grad(set_to_none=True)
-    return made
+    """Return a copy of a trained module in float64 without gradients."""
+    clone = copy.deepcopy(module).double().requires_grad_(False)
+    clone.zero_grad(set_to_none=True)
+    return clone

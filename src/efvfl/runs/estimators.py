@@ -1,6 +1,6 @@
-"""Vertical federated learning behind scikit-learn's interface: one table, whose columns belong to parties.
+"""Estimators with scikit-learn's interface: one table whose columns belong to several parties.
 
-It is the engine of `efvfl run`: the same messages, bytes and seeds. There are class weights, but no sample weights.
+They train like `efvfl run`, with the same messages, bytes and seeds. There are class weights, but no sample weights.
 """
 
 from __future__ import annotations
@@ -25,18 +25,25 @@ from efvfl.runs.estimator_base import Vertical
 
 @dataclass(eq=False, repr=False)
 class VerticalClassifier(ClassifierMixin, Vertical):  # type: ignore[misc]
-    """A classifier whose columns belong to several parties; two classes share one output."""
+    """A classifier whose columns belong to several parties; two classes share one output.
+
+    >>> x = np.random.default_rng(0).normal(size=(80, 4))
+    >>> y = np.where(x[:, 0] + x[:, 3] > 0, "yes", "no")
+    >>> model = VerticalClassifier({"bank": [0, 1], "shop": [2, 3]}, epochs=30).fit(x, y)
+    >>> model.predict(x).shape, model.score(x, y) > 0.8, model.bytes_up_ > 0
+    ((80,), True, True)
+    """
 
     class_weight: str | Mapping[Any, float] | None = field(default=None, kw_only=True)  # by class, or "balanced"
 
     def fit(self, X: Any, y: Any) -> VerticalClassifier:
-        """Train on rows with their classes, which may be numbers or texts."""
+        """Train on rows and their classes, which may be numbers or strings."""
         frame = self._table(X, fitting=True)
         target = _target(y, frame, type(self).__name__)
         check_classification_targets(target)
         self.classes_, numbers = np.unique(target, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ConfigError(f"only one class, {self.classes_[0]}, is in y: a classifier needs two or more classes.")
+            raise ConfigError(f"expected two or more classes in y, got only one class, {self.classes_[0]}.")
         loss = LOSSES["binary_cross_entropy" if len(self.classes_) == 2 else "cross_entropy"]
         if self.class_weight is not None:
             chosen = compute_class_weight(self.class_weight, classes=self.classes_, y=target)
@@ -45,18 +52,18 @@ class VerticalClassifier(ClassifierMixin, Vertical):  # type: ignore[misc]
         return self
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """Return logits: one a row for two classes, more than 0 for the second; else one for each class."""
+        """Return logits: shape (rows,) for two classes, above 0 for the second one; else (rows, classes)."""
         output = self._output(X)
         return output[:, 0] if len(self.classes_) == 2 else output
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Return the probability of each class, in the order of `classes_`."""
+        """Return the probability of each class, shape (rows, classes), in the order of `classes_`."""
         logits = torch.from_numpy(self._output(X))
         shares = torch.cat([-logits, logits], dim=1).sigmoid() if len(self.classes_) == 2 else logits.softmax(dim=1)
         return shares.numpy()
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the most likely class of each row."""
+        """Return the most likely class of each row, shape (rows,)."""
         logits = self.decision_function(X)
         chosen = logits > 0 if logits.ndim == 1 else logits.argmax(axis=1)
         found: NDArray[Any] = self.classes_[chosen.astype(np.int64)]
@@ -65,10 +72,16 @@ class VerticalClassifier(ClassifierMixin, Vertical):  # type: ignore[misc]
 
 @dataclass(eq=False, repr=False)
 class VerticalRegressor(RegressorMixin, Vertical):  # type: ignore[misc]
-    """A regressor by least squares whose columns belong to several parties."""
+    """A least-squares regressor whose columns belong to several parties.
+
+    >>> x = np.random.default_rng(0).normal(size=(80, 4))
+    >>> model = VerticalRegressor({"bank": [0, 1], "shop": [2, 3]}, epochs=30).fit(x, x[:, 0] - x[:, 3])
+    >>> model.predict(x).shape, model.score(x, x[:, 0] - x[:, 3]) > 0.5
+    ((80,), True)
+    """
 
     def fit(self, X: Any, y: Any) -> VerticalRegressor:
-        """Train on rows with their numbers, which are standardised inside."""
+        """Train on rows and their targets, which are standardised internally."""
         frame = self._table(X, fitting=True)
         target = _target(y, frame, type(self).__name__, np.float64)
         self._mean, self._scale = float(target.mean()), float(target.std()) or 1.0
@@ -77,12 +90,12 @@ class VerticalRegressor(RegressorMixin, Vertical):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
-        """Return the expected number of each row."""
+        """Return the predicted target of each row, shape (rows,)."""
         return self._output(X)[:, 0] * self._scale + self._mean
 
 
 def _target(y: Any, frame: polars.DataFrame, name: str, dtype: Any = None) -> NDArray[Any]:
-    """Return the labels as one array, checked."""
+    """Return the labels as an array of shape (rows,), after checking them."""
     if y is None:
         raise ConfigError(f"{name} requires y to be passed, but the target y is None.")
     target: NDArray[Any] = column_or_1d(y, dtype=dtype, warn=True)

@@ -1,4 +1,4 @@
-"""Parts of a self-contained HTML page: tables and drawings that light and dark screens can show."""
+"""Parts of a self-contained HTML page: tables and figures for light and dark screens."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ figure { margin: 1rem 0; }
 svg { width: 100%; height: auto; } pre { background: var(--shade); padding: 1rem; overflow-x: auto; }
 """
 
-# Drawn with this ink, text and axes take the colour of the page around them, whichever that is.
+# A placeholder colour, replaced by the text colour of the page.
 INK = "#010203"
 
 
 def inked() -> AbstractContextManager[None]:
-    """Draw with that ink within this context."""
+    """Use the placeholder colour for text and axes in this context."""
     return matplotlib.rc_context(
         {
             "text.color": INK,
@@ -42,14 +42,14 @@ def inked() -> AbstractContextManager[None]:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 2) -> str:
-    """Return a table; its first one to three columns hold texts, the others numbers."""
+    """Return a table; the first `texts` columns, one to three, are aligned as text, the others as numbers."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table class='t{texts}'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def drawing(canvas: Figure, name: str, says: str) -> str:
-    """Return a figure as part of a page; names within it begin with `name`, so that several go on one page."""
+def drawing(canvas: Figure, name: str, description: str) -> str:
+    """Return a figure as SVG; the ids in it start with `name`, so that a page can have several figures."""
     out = io.BytesIO()
     none = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with matplotlib.rc_context({"svg.hashsalt": "efvfl", "svg.fonttype": "none"}):
@@ -57,12 +57,12 @@ def drawing(canvas: Figure, name: str, says: str) -> str:
     text = out.getvalue().decode()
     svg = text[text.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
-    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(says)}" ', 1)
-    width = 1.4 * 96 * canvas.get_figwidth()  # a single panel is not blown up to the width of the page
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(description)}" ', 1)
+    width = 1.4 * 96 * canvas.get_figwidth()  # a single panel does not fill the width of the page
     return f"<figure style='max-width: {width:.0f}px'>{svg.strip()}</figure>"
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """Return the page. It loads nothing from anywhere."""
+    """Return the page, which loads no other files."""
     head = f"<meta charset='utf-8'><title>{escape(title)}</title><style>{STYLE}</style>"
     return f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(parts)}</body></html>\n"

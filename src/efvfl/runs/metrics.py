@@ -1,8 +1,8 @@
-"""How well predictions fit: arrays in, plain numbers out, computed by scikit-learn where it has the function.
+"""Metrics of predictions: arrays in, plain numbers out, computed by scikit-learn where possible.
 
-What is not defined is NaN, without a warning: everything, if there are no rows or a label or prediction is NaN or
-infinite; AUC, average precision and KS, if only one class is present; R2 of fewer than two rows. A curve or table that
-is not defined is empty.
+Undefined metrics are NaN, without a warning: all metrics if there are no rows or a label or prediction is not finite;
+AUC, average precision and KS if only one class is present; R2 of fewer than two rows. Undefined curves and tables are
+empty.
 """
 
 from __future__ import annotations
@@ -18,16 +18,20 @@ from efvfl.errors import DataError
 
 Floats = NDArray[np.float64]
 NAN = float("nan")
-BINS = 10  # of the calibration error
-POINTS = 200  # of a curve at most
-NEAR = 1e-3  # how far probabilities of all classes may be from 1 in sum
+BINS = 10  # for the calibration error
+POINTS = 200  # largest number of points of a curve
+NEAR = 1e-3  # tolerance for the sum of the probabilities of all classes
 
 
 def binary(y: ArrayLike, probability: ArrayLike) -> dict[str, float]:
-    """Return the metrics of a yes-or-no prediction: labels 0 and 1, and the probability of 1.
+    """Return the metrics of a binary prediction: labels 0 and 1, and the probability of 1, both of shape (rows,).
 
     `ks` is the largest distance between the two classes' distributions of the probability, `calibration_error` the mean
-    distance between predicted and observed share over ten bins of equally many rows.
+    distance between predicted and observed shares over ten bins with equally many rows.
+
+    >>> scores = binary([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8])
+    >>> scores["auc"], scores["accuracy"]
+    (0.75, 0.75)
     """
     truth, p = _binary_input(y, probability)
     names = ("auc", "average_precision", "ks", "log_loss", "brier", "accuracy", "calibration_error")
@@ -40,7 +44,9 @@ def binary(y: ArrayLike, probability: ArrayLike) -> dict[str, float]:
     found["brier"] = float(np.mean((p - truth) ** 2))
     found["accuracy"] = float(np.mean((p > 0.5) == (truth == 1)))
     table = calibration(truth, p, BINS)
-    found["calibration_error"] = sum(abs(said - seen) * rows for said, seen, rows in table) / len(truth)
+    found["calibration_error"] = sum(abs(predicted - observed) * rows for predicted, observed, rows in table) / len(
+        truth
+    )
     if _both_classes(truth):
         found["auc"] = float(roc_auc_score(truth, p))
         found["average_precision"] = float(average_precision_score(truth, p))
@@ -50,9 +56,9 @@ def binary(y: ArrayLike, probability: ArrayLike) -> dict[str, float]:
 
 
 def calibration(y: ArrayLike, probability: ArrayLike, bins: int = BINS) -> list[tuple[float, float, int]]:
-    """Return (mean predicted, observed share, rows) for bins of equally many rows, from low to high probability.
+    """Return (mean probability, observed share, rows) for bins with equally many rows, by increasing probability.
 
-    Equal probabilities share a bin, so the table does not depend on the order of rows, and there may be fewer bins.
+    Equal probabilities are in the same bin, so the table does not depend on the order of rows and may have fewer bins.
     """
     truth, p = _binary_input(y, probability)
     if not _measurable(truth, p):
@@ -64,7 +70,7 @@ def calibration(y: ArrayLike, probability: ArrayLike, bins: int = BINS) -> list[
 
 
 def roc(y: ArrayLike, probability: ArrayLike) -> tuple[Floats, Floats]:
-    """Return the ROC curve: shares of false and of true positives, both from 0 to 1, at most 200 points."""
+    """Return the ROC curve: false and true positive rates, both from 0 to 1, at most 200 points."""
     truth, p = _binary_input(y, probability)
     if not (_measurable(truth, p) and _both_classes(truth)):
         return np.zeros(0), np.zeros(0)
@@ -75,7 +81,7 @@ def roc(y: ArrayLike, probability: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def precision_recall(y: ArrayLike, probability: ArrayLike) -> tuple[Floats, Floats]:
-    """Return the precision-recall curve: recall from 0 to 1 and the precision there, at most 200 points."""
+    """Return the precision-recall curve: recall from 0 to 1, and precision, at most 200 points."""
     truth, p = _binary_input(y, probability)
     if not (_measurable(truth, p) and _both_classes(truth)):
         return np.zeros(0), np.zeros(0)
@@ -86,26 +92,28 @@ def precision_recall(y: ArrayLike, probability: ArrayLike) -> tuple[Floats, Floa
 
 
 def multiclass(y: ArrayLike, probabilities: ArrayLike) -> dict[str, float]:
-    """Return accuracy, log loss and AUC of a choice between classes 0, 1, ...: one column of probabilities for each.
+    """Return accuracy, log loss and AUC of labels, shape (rows,), and probabilities, shape (rows, classes).
 
-    The AUC is the mean over classes of one against the rest; classes that no row or every row has are left out.
+    The AUC is the mean over classes of one against the rest, without classes that no row or every row has.
     """
     truth, p = np.asarray(y, dtype=np.float64), np.asarray(probabilities, dtype=np.float64)
     if truth.ndim != 1 or p.ndim != 2 or len(truth) != len(p) or p.shape[1] < 2:
         raise DataError(
-            f"labels of shape {truth.shape} and probabilities of shape {p.shape} came, (rows,) and (rows, classes) "
-            "are expected, with two classes or more."
+            "expected labels of shape (rows,) and probabilities of shape (rows, classes) with two or more classes, got "
+            f"{truth.shape} and {p.shape}."
         )
     if not _measurable(truth, p):
         return dict.fromkeys(("accuracy", "log_loss", "auc"), NAN)
     _check_shares(p)
     total = p.sum(axis=1, keepdims=True)
     if np.abs(total - 1).max() > NEAR:
-        raise DataError(f"the probabilities of a row sum to {total[np.abs(total - 1).argmax(), 0]:g}, not to 1.")
+        raise DataError(
+            f"expected the probabilities of every row to sum to 1, got {total[np.abs(total - 1).argmax(), 0]:g}."
+        )
     highest = p.shape[1] - 1
     classes = truth.astype(np.int64)
     if (classes != truth).any() or classes.min() < 0 or classes.max() > highest:
-        raise DataError(f"labels {truth.min():g} to {truth.max():g} came, whole numbers 0 to {highest} are expected.")
+        raise DataError(f"expected whole-number labels from 0 to {highest}, got {truth.min():g} to {truth.max():g}.")
     from sklearn.metrics import log_loss
 
     return {
@@ -116,10 +124,10 @@ def multiclass(y: ArrayLike, probabilities: ArrayLike) -> dict[str, float]:
 
 
 def regression(y: ArrayLike, predicted: ArrayLike) -> dict[str, float]:
-    """Return root mean squared error, mean absolute error and R2 of predicted numbers."""
+    """Return root mean squared error, mean absolute error and R2 of predictions."""
     truth, guess = np.asarray(y, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
     if truth.shape != guess.shape:
-        raise DataError(f"labels of shape {truth.shape} and predictions of shape {guess.shape} came: align them first.")
+        raise DataError(f"expected predictions of shape {truth.shape}, like the labels, got {guess.shape}.")
     if not _measurable(truth, guess):
         return dict.fromkeys(("rmse", "mae", "r2"), NAN)
     from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
@@ -132,9 +140,9 @@ def regression(y: ArrayLike, predicted: ArrayLike) -> dict[str, float]:
 
 
 def of_loss(name: str, output: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return the metrics that suit a network trained with this loss, from its output as it is (logits).
+    """Return the metrics for a network trained with this loss, from its output (logits).
 
-    Two classes are measured as yes or no, also with cross entropy; labels between 0 and 1 as numbers.
+    Two classes give binary metrics, also with cross entropy; labels between 0 and 1 give those of a regression.
     """
     loss = losses.lookup(name)
     values = output.detach().double()
@@ -151,13 +159,13 @@ def of_loss(name: str, output: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def _binary_input(y: ArrayLike, probability: ArrayLike) -> tuple[Floats, Floats]:
-    """Check the shapes and ranges of labels and probabilities; what is NaN is left for the caller."""
+    """Return labels and probabilities after checking shapes and ranges; NaN is allowed."""
     truth, p = np.asarray(y, dtype=np.float64).reshape(-1), np.asarray(probability, dtype=np.float64).reshape(-1)
     if len(truth) != len(p):
-        raise DataError(f"{len(truth):,} labels and {len(p):,} predictions came: one for each row is expected.")
-    strange = truth[np.isfinite(truth) & (truth != 0) & (truth != 1)]
-    if strange.size:
-        raise DataError(f"the label {strange[0]:g} came, 0 and 1 are expected.")
+        raise DataError(f"expected {len(truth):,} predictions, one per label, got {len(p):,}.")
+    wrong = truth[np.isfinite(truth) & (truth != 0) & (truth != 1)]
+    if wrong.size:
+        raise DataError(f"expected labels 0 and 1, got {wrong[0]:g}.")
     _check_shares(p)
     return truth, p
 
@@ -166,8 +174,7 @@ def _check_shares(p: Floats) -> None:
     outside = p[np.isfinite(p) & ((p < 0) | (p > 1))]
     if outside.size:
         raise DataError(
-            f"the probability {outside[0]:g} came, a number between 0 and 1 is expected: is it an output before "
-            "sigmoid or softmax?"
+            f"expected probabilities between 0 and 1, got {outside[0]:g}: apply sigmoid or softmax to the output first."
         )
 
 
@@ -187,7 +194,7 @@ def _mean_auc(classes: NDArray[np.int64], p: Floats) -> float:
 
 
 def _thinned(curve: Floats) -> Floats:
-    """Return the first point, the last and evenly chosen ones between them."""
+    """Return at most `POINTS` evenly chosen points, including the first and the last."""
     if len(curve) <= POINTS:
         return np.array(curve)
     return curve[np.linspace(0, len(curve) - 1, POINTS).round().astype(np.int64)]

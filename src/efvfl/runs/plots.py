@@ -1,4 +1,4 @@
-"""Pictures of records."""
+"""Plots of records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLOURS = {"SVFL": "#4c566a", "CVFL": "#d08770", "EF-VFL": "#2e7d6b"}
 
 
 def draw_runs(path: Path, runs: Mapping[str, Sequence[Record]], title: str, metric: str = "accuracy") -> None:
-    """Draw two panels: training loss by epoch, and the validation metric by megabytes sent, both directions."""
+    """Write a PNG of two panels: training loss by epoch, and the validation metric by megabytes sent."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name, records in runs.items():

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about one run, from what it left in its folder. Nothing is trained here."""
+"""A self-contained HTML report about one run, from the files in its folder. Nothing is trained here."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SPLITS = ("train", "validation", "test")
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
-    """Write the page about the run in a folder; return where it is: `report.html` in the folder unless told."""
+    """Write the report of the run in a folder and return its path, by default `report.html` in the folder."""
     path = out or folder / "report.html"
     write_atomically(path, page(folder).encode())
     return path
 
 
 def page(folder: Path) -> str:
-    """Return the page."""
+    """Return the report of the run in a folder as HTML."""
     records, settings, outputs = read_records(folder), load_settings(folder), load_outputs(folder)
     title = f"Run {'/'.join(folder.resolve().parts[-2:])}"
     last = records[-1]
@@ -41,7 +41,7 @@ def page(folder: Path) -> str:
     parts += ["<h2>Sent</h2>", *_sent(records, settings, folder)]
     parts += ["<h2>Rows</h2>", *_rows(settings, outputs)]
     parts += ["<h2>Who was missing</h2>", *_missing(records)]
-    parts += ["<h2>RunSettings</h2>", *_settings(settings)]
+    parts += ["<h2>Settings</h2>", *_settings(settings)]
     return html.page(title, parts)
 
 
@@ -61,7 +61,7 @@ def read_records(folder: Path) -> list[Record]:
         except (ValueError, TypeError, AttributeError) as error:
             raise DataError(f"line {number} of {path} is not a record: {error}.") from error
     if not records:
-        raise ConfigError(f"{path} is empty: there is nothing to report before the first evaluated epoch.")
+        raise ConfigError(f"expected records in {path}, got none: wait for the first evaluated epoch.")
     return records
 
 
@@ -101,7 +101,7 @@ def _predictions(settings: RunSettings | None, outputs: Mapping[str, Outputs]) -
 
 
 def _probability(loss: str, part: Outputs) -> Any:
-    """Return the probability of class 1, or None where there are not two classes."""
+    """Return the probability of class 1, or None if there are not two classes."""
     if loss == "cross_entropy" and part.output.shape[1] == 2:
         return part.output.softmax(dim=1)[:, 1].numpy()
     if loss == "binary_cross_entropy" and bool(((part.labels == 0) | (part.labels == 1)).all()):
@@ -110,22 +110,22 @@ def _probability(loss: str, part: Outputs) -> Any:
 
 
 def svfl_bytes(settings: RunSettings, steps: int) -> dict[str, tuple[int, int]]:
-    """Return what SVFL would have sent in so many steps, up and down by party: float32 values, headers aside."""
+    """Return the bytes that SVFL would have sent, (up, down) by party: float32 values without headers."""
     config, widths = settings.config, settings.widths
-    agreement, here = config["agreement"], config["label_holder"]
+    agreement, label_holder = config["agreement"], config["label_holder"]
     batches = Batches(settings.rows["train"], config["batch_size"], 0, config["batch_order"])
     visited = sum(batches.count(step) for step in range(steps))
     reported = steps * batches.samples if agreement["reports"] == "all" else visited
-    told = 4 * steps * settings.fusion if agreement["fusion"] != "replicate" else 0
+    fusion_bytes = 4 * steps * settings.fusion if agreement["fusion"] != "replicate" else 0
     out = {}
     for name, width in widths.items():
         if agreement["labels"] == "private":
             down = 4 * visited * width
         elif agreement["downlink"] == "aggregate":
-            down = 4 * visited * width + told
+            down = 4 * visited * width + fusion_bytes
         else:
-            down = 4 * reported * (sum(widths.values()) - width) + told
-        out[name] = (4 * reported * width, down) if name != here else (0, 0)
+            down = 4 * reported * (sum(widths.values()) - width) + fusion_bytes
+        out[name] = (4 * reported * width, down) if name != label_holder else (0, 0)
     return out
 
 
@@ -133,7 +133,7 @@ def _sent(records: Sequence[Record], settings: RunSettings | None, folder: Path)
     last = records[-1]
     full = svfl_bytes(settings, last.step) if settings else {}
     seen = {name for table in last.ledger.values() for name in table}
-    names = [name for name in full or sorted(seen) if name in seen]  # a label holder's own party sends nothing
+    names = [name for name in full or sorted(seen) if name in seen]  # the label holder's party sends nothing
     sent = {name: (_total(last, "up", name), _total(last, "down", name)) for name in names}
     yield "<p>Training messages as they were sent: up is from a party to the server, down the other way.</p>"
     headings, rows = ["party", "", "bytes"], []
@@ -158,7 +158,7 @@ def _total(record: Record, direction: str, name: str) -> int:
 
 
 def _frames(folder: Path) -> Iterator[str]:
-    """Yield everything that went over the links, handshakes, evaluation and repetitions included."""
+    """Yield a table of all frames, including handshakes, evaluation and repeated messages."""
     path = folder / LEDGER
     if not path.exists():
         return
@@ -175,7 +175,7 @@ def _frames(folder: Path) -> Iterator[str]:
                 entry[1] += int(table["frame"])
                 entry[0] += 1
             except (ValueError, TypeError, KeyError):
-                continue  # cut short by a crash
+                continue  # a line cut short by a crash
     yield "<h3>All frames</h3><p>With handshakes, evaluation, predictions and what was repeated after a break.</p>"
     rows = [[*key, f"{count:,}", f"{size:,}"] for key, (count, size) in sorted(sums.items())]
     yield html.table(["with", "", "kind", "frames", "bytes"], rows, texts=3)

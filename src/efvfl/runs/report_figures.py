@@ -1,4 +1,4 @@
-"""The drawings of a run's report: curves by epoch, curves of predictions, and bytes."""
+"""The figures of a run's report: training curves, prediction curves, and bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from efvfl.training.record import Record
 
 matplotlib.use("Agg")
 
-# Neither too light for a white page nor too dark for a black one.
+# Visible on white and on black pages.
 COLOURS = {"surrogates": "#8a93a8", "train": "#5e81ac", "validation": "#d08770", "test": "#2a9d8f"}
 Curve = tuple[Sequence[float], Sequence[float]]
 
@@ -40,7 +40,7 @@ def _lines(axes: Any, curves: Mapping[str, Curve], **labels: str) -> None:
 
 
 def training(records: Sequence[Record]) -> Iterator[str]:
-    """Yield loss and metric by epoch, and how far the surrogates were from the representations."""
+    """Yield figures of loss and metric by epoch, and of the distance between surrogates and representations."""
     losses = {"surrogates": _curve([(r.epoch, r.surrogate_loss) for r in records])}
     losses |= {split: _scores(records, split, "loss") for split in ("train", "validation", "test")}
     named = [name for r in records for split in (r.train, r.validation, r.test) for name in split if name != "loss"]
@@ -77,7 +77,7 @@ def _drawn(curves: Mapping[str, Curve]) -> dict[str, Curve]:
 
 
 def binary(splits: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]) -> str:
-    """Return ROC, precision-recall and calibration of labels and probabilities."""
+    """Return a figure of the ROC, precision-recall and calibration curves of labels and probabilities."""
     with html.inked():
         figure, (left, middle, right) = _panels(3)
         diagonal = {"linestyle": ":", "color": COLOURS["surrogates"]}
@@ -94,7 +94,7 @@ def binary(splits: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]) -> str:
 
 
 def sent(measured: Mapping[str, tuple[int, int]], full: Mapping[str, tuple[int, int]]) -> str:
-    """Return bars of bytes up and down by party, beside what SVFL would have sent."""
+    """Return a bar chart of the bytes up and down by party, next to those of SVFL."""
     with html.inked():
         figure, panels = _panels(2)
         places = np.arange(len(measured))

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder for its report: what the network said of rows with known labels, and the settings."""
+"""Files that a run writes for its report: the network's outputs for labelled rows, and the settings."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ SETTINGS = "settings.json"
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the network said of the rows of a split."""
+    """The network's outputs for the rows of a split."""
 
     ids: list[str]
     labels: Tensor  # shape (rows,)
-    output: Tensor  # as the fusion model gives it, shape (rows, outputs)
+    output: Tensor  # of the fusion model, shape (rows, outputs)
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What was set, and what follows from it about sizes."""
+    """The settings of a run, and the sizes that follow from them."""
 
-    config: dict[str, Any]  # a run file's, without private seeds
+    config: dict[str, Any]  # of the run file, without private seeds
     widths: dict[str, int]  # of the parties' representations
     rows: dict[str, int]  # by split
     fusion: int  # parameters of the fusion model
@@ -48,7 +48,7 @@ def save_records(folder: Path, records: Sequence[Record]) -> None:
 
 
 def save_outputs(folder: Path, splits: Mapping[str, Outputs]) -> None:
-    """Write one row for each row of the splits: split, id, label and the outputs."""
+    """Write a Parquet file with a row per row of the splits: split, id, label and outputs."""
     frames = []
     for split, part in splits.items():
         output = part.output.detach().reshape(len(part.ids), -1).double()
@@ -62,7 +62,7 @@ def save_outputs(folder: Path, splits: Mapping[str, Outputs]) -> None:
 
 
 def load_outputs(folder: Path) -> dict[str, Outputs]:
-    """Read what `save_outputs` wrote; nothing, if there is none."""
+    """Return what `save_outputs` wrote, or an empty dict if there is no file."""
     path = folder / OUTPUTS
     if not path.exists():
         return {}
@@ -74,31 +74,33 @@ def load_outputs(folder: Path) -> dict[str, Outputs]:
             labels, output = part["label"].to_numpy(), part.select(names).to_numpy()
             found[str(split)] = Outputs(part["id"].to_list(), torch.tensor(labels), torch.tensor(output))
     except (polars.exceptions.PolarsError, OSError, TypeError, ValueError) as error:
-        raise DataError(f"{path} does not hold split, id, label and output_0, ...: {error}. Delete it.") from error
+        raise DataError(
+            f"expected the columns split, id, label and output_0, ... in {path}: {error}. Delete it."
+        ) from error
     return found
 
 
 def save_settings(
     folder: Path, config: RunConfig, widths: Mapping[str, int], rows: Mapping[str, int], fusion: int
 ) -> None:
-    """Write the settings of a run; private seeds stay where they are."""
+    """Write the settings of a run, without private seeds."""
     table = RunSettings(_without_seeds(asdict(config)), dict(widths), dict(rows), fusion)
     write_atomically(folder / SETTINGS, (json.dumps(asdict(table), indent=1) + "\n").encode())
 
 
 def _without_seeds(value: Any) -> Any:
-    """Leave out what a page that is handed on must not show."""
+    """Return the value without private seeds, which a report must not reveal."""
     if isinstance(value, dict):
         return {key: _without_seeds(item) for key, item in value.items() if key != "private_seed"}
     return [_without_seeds(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def load_settings(folder: Path) -> RunSettings | None:
-    """Read what `save_settings` wrote; None, if there is none."""
+    """Return what `save_settings` wrote, or None if there is no file."""
     path = folder / SETTINGS
     if not path.exists():
         return None
     try:
         return RunSettings(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, TypeError, ValueError) as error:
-        raise DataError(f"{path} does not hold the settings of a run: {error}. Delete it.") from error
+        raise DataError(f"expected the settings of a run in {path}: {error}. Delete it.") from error

@@ -1,4 +1,4 @@
-"""What people see in the terminal: progress bars and tables."""
+"""Terminal output: progress bars and tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ from efvfl.training.record import Record
 
 
 def size(count: float) -> str:
-    """Return a number of bytes as people read it."""
+    """Return a number of bytes with a unit.
+
+    >>> size(1234567)
+    '1.23 MB'
+    """
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{count / factor:,.2f} {unit}"
@@ -40,13 +44,13 @@ def train_with_bar(
     observe_every: int = 1,
     gradient: bool = True,
 ) -> Iterator[Record]:
-    """Train and yield records while a bar shows how far it is."""
+    """Train and yield records, with a progress bar."""
     records = federation.train(epochs, observe_every, gradient)
     yield from bar(records, console, title, federation.epoch, epochs)
 
 
 def bar(records: Iterable[Record], console: Console, title: str, done: int, epochs: int) -> Iterator[Record]:
-    """Hand records through while a bar shows how many epochs are done."""
+    """Yield the records, with a progress bar of the epochs."""
     columns = (
         TextColumn("{task.description:<8}"),
         BarColumn(),
@@ -64,21 +68,21 @@ def bar(records: Iterable[Record], console: Console, title: str, done: int, epoc
             yield record
 
 
-LINE_RATE = 10e6  # bits a second, either way
+LINE_RATE = 10e6  # bits per second, both ways
 LINE_ROUND_TRIP = 0.020  # seconds
 
 
 def line_seconds(record: Record, rate: float = LINE_RATE, round_trip: float = LINE_ROUND_TRIP) -> float:
-    """Return how long a run's messages would travel: rounds x round trip + bytes / rate.
+    """Return the transmission time of a run's messages: rounds x round trip + bytes / rate.
 
-    All parties share the server's one line, and the two directions take turns, because a round's reports must be there
-    before its answers can leave. Computing, evaluation and what TLS adds are not in it.
+    All parties share the server's line, and the two directions take turns, because a round's reports must arrive before
+    its answers can be sent. Computation, evaluation and the overhead of TLS are not included.
     """
     return record.step * round_trip + 8 * (record.bytes_up + record.bytes_down) / rate
 
 
 def comparison(runs: Mapping[str, Sequence[Record]]) -> Table:
-    """Return the last record of each run side by side; of several also what is saved against the first, and a line."""
+    """Return a table of the last record of each run; for several runs, also savings and times on a slow line."""
     table = Table(title="After training")
     first = next(iter(runs.values()))[-1]
     metric = next((m for m in first.test if m != "loss"), "loss")
@@ -97,8 +101,8 @@ def comparison(runs: Mapping[str, Sequence[Record]]) -> Table:
         last = records[-1]
         factor = (first.bytes_up + first.bytes_down) / max(1, last.bytes_up + last.bytes_down)
         score = last.test.get(metric, float("nan"))
-        shown = f"{100 * score:.1f} %" if metric == "accuracy" else f"{score:.4f}" if last.test else "no test rows"
-        cells = [name, shown, size(last.bytes_up), size(last.bytes_down)]
+        text = f"{100 * score:.1f} %" if metric == "accuracy" else f"{score:.4f}" if last.test else "no test rows"
+        cells = [name, text, size(last.bytes_up), size(last.bytes_down)]
         cells += [f"{factor:.1f} x"] if several else []
         cells += [f"{last.seconds:.1f}"]
         cells += [f"{line_seconds(last):.1f}"] if several else []
@@ -107,7 +111,7 @@ def comparison(runs: Mapping[str, Sequence[Record]]) -> Table:
 
 
 def metric_table(scores: Mapping[str, Mapping[str, float]]) -> Table:
-    """Return how well a network predicts the rows of each split."""
+    """Return a table of the metrics of each split."""
     table = Table("metric", title="How well it predicts")
     for split in scores:
         table.add_column(split, justify="right")
@@ -117,7 +121,7 @@ def metric_table(scores: Mapping[str, Mapping[str, float]]) -> Table:
 
 
 def ledger_table(record: Record) -> Table:
-    """Return what was sent, by direction, party and kind."""
+    """Return a table of the bytes sent, by direction, party and kind."""
     table = Table(title="What was sent")
     for heading in ("direction", "party", "kind", "bytes"):
         table.add_column(heading, justify="right" if heading == "bytes" else "left")
@@ -129,9 +133,9 @@ def ledger_table(record: Record) -> Table:
 
 
 def list_data(console: Console) -> None:
-    """Print what data sets there are, and which are here."""
+    """Print the catalogue of data sets, and which are present."""
     table = Table(title="Data sets")
-    for heading in ("name", "what", "download", "here"):
+    for heading in ("name", "what", "download", "present"):
         table.add_column(heading, justify="right" if heading == "download" else "left")
     for status in map(catalogue.status, catalogue.names()):
         place = "with the package" if status.where is None else str(status.where)
@@ -140,7 +144,7 @@ def list_data(console: Console) -> None:
 
 
 def get_data(name: str, console: Console) -> None:
-    """Get a data set while bars show how far it is."""
+    """Download a data set, with progress bars."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         bars: dict[str, TaskID] = {}
@@ -156,7 +160,7 @@ def get_data(name: str, console: Console) -> None:
     )
 
 
-# One example of each, at the settings people reach for first.
+# Examples of each compressor with common settings.
 EXAMPLES: dict[str, list[dict[str, object]]] = {
     "cast": [{"to": "fp16"}, {"to": "bf16"}],
     "identity": [{}],
@@ -169,7 +173,7 @@ EXAMPLES: dict[str, list[dict[str, object]]] = {
 
 
 def compressor_table(shape: tuple[int, ...]) -> Table:
-    """Return every registered compressor with its knobs, alpha, and bytes measured on a Gaussian block."""
+    """Return a table of all registered compressors: parameters, alpha, and bytes measured on a Gaussian block."""
     block = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     table = Table(title=f"Compressors on a Gaussian float32 block of {' x '.join(map(str, shape))}")
     for heading in ("name", "knobs", "alpha", "bytes/entry", "paper", "error"):

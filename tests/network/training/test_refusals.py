@@ -120,7 +120,7 @@ REPLIES: dict[str, tuple[Callable[[Message], bytes], str]] = {
     "infinity": (exactly(float("inf")), "not finite"),
     "a body cut short": (lambda m: packet(body=m.packets[1][0].body[:-1])(m), "expected|cut short|left"),
     "a body too long": (lambda m: packet(body=m.packets[1][0].body + b"\0")(m), "expected|follow"),
-    "an unknown codec": (packet(codec=200), "codec 200 came"),
+    "an unknown codec": (packet(codec=200), r"expected one of the registered codecs \[.*\], got 200"),
     "a huge shape": (packet(shape=(1 << 23, 1 << 24)), r"shape \(8388608, 16777216\) .* but \(64, 16\)"),
     "a shape that no machine holds": (huge, r"fewer than 2\^48 entries, got shape \(1073741824, 1073741824\)"),
     "a message cut short": (lambda m: m.to_bytes()[:-5], "cut short or altered"),
@@ -209,7 +209,7 @@ ANSWERS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a huge shape": (lambda b: b"\0" + Packet(0, DTYPES[0], (1 << 23, 1 << 24), b"").to_bytes(), "16777216"),
     "float64": (lambda b: b"\0" + Packet(0, DTYPES[1], (1, 16), bytes(128)).to_bytes(), "dtype float64"),
     "NaN": (lambda b: b[:-4] + np.float32("nan").tobytes(), "not finite"),
-    "an unknown codec": (lambda b: b"\0\xc8" + b[2:], "codec 200 came"),
+    "an unknown codec": (lambda b: b"\0\xc8" + b[2:], r"expected one of the registered codecs \[.*\], got 200"),
     "rows that all agreed on are not there": (lambda b: b"\x01I have none", "I have none"),
 }
 
@@ -621,7 +621,7 @@ REQUESTS: dict[str, tuple[Callable[[Message], bytes], str]] = {
     "a row too many": (exactly(0.0, shape=(65, 16)), r"shape \(65, 16\) .* but \(64, 16\) .* are expected"),
     "float64": (exactly(0.0, dtype=1), "dtype float64, but .* torch.float32 are expected"),
     "a huge shape": (packet(shape=(1 << 23, 1 << 24)), r"shape \(8388608, 16777216\) .* but \(64, 16\)"),
-    "an unknown codec": (packet(codec=200), "codec 200 came"),
+    "an unknown codec": (packet(codec=200), r"expected one of the registered codecs \[.*\], got 200"),
     "a message cut short": (lambda m: m.to_bytes()[:-5], "request 2 is not a message: .* cut short or altered"),
     "nothing": (lambda m: b"", "request 2 is not a message"),
     "a pickle": (lambda m: pickle.dumps(m.step), "request 2 is not a message: expected a message to start with b'EF'"),

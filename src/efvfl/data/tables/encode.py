@@ -43,9 +43,9 @@ class TableSettings:
                 raise ConfigError(f"columns: {name!r} is also the id, the label or in `leave_out`. Remove one of them.")
 
     @classmethod
-    def of(cls, own: OwnData) -> TableSettings:
+    def of(cls, data: OwnData) -> TableSettings:
         """Return the settings of a party's data."""
-        return cls(own.columns, own.leave_out, own.types, own.categories, own.id, own.label)
+        return cls(data.columns, data.leave_out, data.types, data.categories, data.id, data.label)
 
     @property
     def texts(self) -> tuple[str, ...]:

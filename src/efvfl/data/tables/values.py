@@ -59,13 +59,13 @@ def moments(values: polars.Series) -> polars.Series:
         text = stripped(as_text(values))
         found = as_moments(text)
         if found is None:
-            raise _unlike(values, text, "dates, all written as 2024-01-31 or all in another common format")
+            raise _unexpected(values, text, "dates, all written as 2024-01-31 or all in another common format")
         values = found
     if isinstance(values.dtype, polars.Datetime) and values.dtype.time_zone:
         values = values.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
     if values.dtype in (polars.Date, polars.Datetime):
         return values.cast(polars.Datetime("us"))
-    raise _unlike(values, values, "dates")
+    raise _unexpected(values, values, "dates")
 
 
 def _of_any_kind(values: polars.Series) -> polars.Series:
@@ -80,11 +80,11 @@ def _floats(values: polars.Series) -> polars.Series:
         text = stripped(as_text(values))
         found = as_floats(text)
         if found is None:
-            raise _unlike(values, text.filter(text.cast(polars.Float64, strict=False).is_null()), "numbers")
+            raise _unexpected(values, text.filter(text.cast(polars.Float64, strict=False).is_null()), "numbers")
         return found
     if values.dtype.is_numeric() or values.dtype == polars.Boolean:
         return values.cast(polars.Float64)
-    raise _unlike(values, values, "numbers")
+    raise _unexpected(values, values, "numbers")
 
 
 def _booleans(values: polars.Series) -> polars.Series:
@@ -93,17 +93,17 @@ def _booleans(values: polars.Series) -> polars.Series:
     text = stripped(as_text(values)).str.to_lowercase()
     known = text.is_in(TRUE) | text.is_in(FALSE)
     if not known.all():  # missing values are ignored
-        raise _unlike(values, text.filter(~known), "true or false")
+        raise _unexpected(values, text.filter(~known), "true or false")
     return text.is_in(TRUE)
 
 
 def _times(values: polars.Series) -> polars.Series:
     if values.dtype == polars.Time or not values.count():
         return values.cast(polars.Time)
-    raise _unlike(values, values, "times of day")
+    raise _unexpected(values, values, "times of day")
 
 
-def _unlike(values: polars.Series, wrong: polars.Series, expected: str) -> DataError:
+def _unexpected(values: polars.Series, wrong: polars.Series, expected: str) -> DataError:
     example = wrong.drop_nulls()[0]
     return DataError(
         f"expected {expected} in column {values.name!r}, got {example!r} ({values.dtype}).",
