@@ -15,7 +15,8 @@ from efvfl.cli.main import main
 from efvfl.errors import CompressionError, ConfigError
 from efvfl.experiments import experiment_file as sweeps
 from efvfl.experiments.experiment_file import Job, Sweep, changed, load, parse, tasks
-from efvfl.experiments.jobs import Result, run_all, run_job
+from efvfl.experiments.jobs import run_all, run_job
+from efvfl.experiments.results import Result
 from efvfl.experiments.tables import (
     Score,
     collect,

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure as Canvas
 from numpy.typing import NDArray
 
 from efvfl.experiments.experiment_file import Figure, Sweep
-from efvfl.experiments.jobs import Result
+from efvfl.experiments.results import Result
 from efvfl.experiments.tables import Results, measure
 from efvfl.runs.plots import COLOURS
 from efvfl.util.files import write_atomically

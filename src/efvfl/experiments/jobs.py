@@ -7,14 +7,13 @@ the time since that checkpoint.
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import platform
 import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from efvfl.config import user_code
 from efvfl.errors import CheckpointError, CompressionError, ConfigError, DataError
 from efvfl.experiments.experiment_file import Job
-from efvfl.training.record import finite_or_null
+from efvfl.experiments.results import Result, unfinished
 
 if TYPE_CHECKING:
     from efvfl.training.federation import Federation
@@ -43,28 +42,6 @@ _NUMBERS = (
     "paper_bits",
     "seconds",
 )
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run: its configuration and one column for every number it recorded."""
-
-    cell: str
-    config: dict[str, Any]
-    columns: dict[str, list[float]]  # by name: "epoch", "train_loss", "test_accuracy", "bytes_up", ...
-    ledger: dict[str, dict[str, dict[str, int]]]  # at the end
-    versions: dict[str, str]
-
-    def to_json(self) -> str:
-        """Return the whole as JSON, the same text for the same run."""
-        return json.dumps(finite_or_null(asdict(self)), indent=0, sort_keys=True, allow_nan=False)
-
-    @classmethod
-    def read(cls, path: Path) -> Result:
-        """Read a result's file."""
-        table = json.loads(path.read_text(encoding="utf-8"))
-        columns = {n: [float("nan") if v is None else v for v in c] for n, c in table.pop("columns").items()}
-        return cls(columns=columns, **table)
 
 
 def run_job(job: Job, folder: Path, progress: Callable[[int], None] | None = None) -> None:
@@ -144,7 +121,7 @@ def run_all(
 ) -> None:
     """Run what has no result yet; one that diverges is named when all others are finished."""
     folder.mkdir(parents=True, exist_ok=True)
-    open_jobs = [job for job in jobs if not (folder / job.file).exists()]
+    open_jobs = unfinished(jobs, folder)
     if not open_jobs:
         return
     check(open_jobs)
