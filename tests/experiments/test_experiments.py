@@ -181,7 +181,7 @@ def test_without_ray_the_engine_says_how_to_get_it(
     small: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install efvfl\[ray\]"):
+    with pytest.raises(ConfigError, match=r"--engine ray needs ray: pip install 'efvfl\[ray\]'"):
         run_all(small.jobs(), tmp_path, engine="ray")
 
 

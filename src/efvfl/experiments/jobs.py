@@ -22,6 +22,7 @@ from efvfl.config import user_code
 from efvfl.errors import CheckpointError, CompressionError, ConfigError, DataError
 from efvfl.experiments.experiment_file import Job
 from efvfl.experiments.results import Result, unfinished
+from efvfl.util.extras import optional
 
 if TYPE_CHECKING:
     from efvfl.training.federation import Federation
@@ -190,10 +191,8 @@ def _drain(heard: queue.Queue[tuple[str, int]]) -> Iterator[tuple[str, int]]:
 
 def _run_on_ray(jobs: Sequence[Job], folder: Path, report: Report | None) -> None:
     """Submit every run to a Ray cluster: the one RAY_ADDRESS names, or a local one. `folder` must be shared."""
-    try:
+    with optional("ray", "--engine ray"):
         import ray
-    except ImportError as error:
-        raise ConfigError("--engine ray needs Ray: install it with `pip install efvfl[ray]`.") from error
     started = not ray.is_initialized()
     if started:
         ray.init(log_to_driver=False, include_dashboard=False)

@@ -48,7 +48,8 @@ class Result:
 
 def compact_file(folder: Path) -> Path:
     """Return where the results of the working folder `results/TASK` are kept: `results/TASK.jsonl`."""
-    return folder.with_name(f"{folder.name}.jsonl")
+    whole = folder if folder.name else folder.absolute()
+    return whole.with_name(f"{whole.name}.jsonl")
 
 
 def read_compact(path: Path) -> dict[str, Result]:

@@ -7,9 +7,12 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from html import escape
+from typing import TYPE_CHECKING
 
-import matplotlib
-from matplotlib.figure import Figure
+from efvfl.util.extras import optional
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #2e3440; --paper: #ffffff; --line: #d8dee9; --shade: #f4f5f7; }
@@ -29,6 +32,9 @@ INK = "#010203"
 
 def inked() -> AbstractContextManager[None]:
     """Draw with that ink within this context."""
+    with optional("plots", "a drawing"):
+        import matplotlib
+
     return matplotlib.rc_context(
         {
             "text.color": INK,
@@ -50,6 +56,9 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 2
 
 def drawing(canvas: Figure, name: str, says: str) -> str:
     """Return a figure as part of a page; names within it begin with `name`, so that several go on one page."""
+    with optional("plots", "a drawing"):
+        import matplotlib
+
     out = io.BytesIO()
     none = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with matplotlib.rc_context({"svg.hashsalt": "efvfl", "svg.fonttype": "none"}):
