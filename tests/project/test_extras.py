@@ -1,11 +1,12 @@
 """Training needs five packages; whatever else is missing is named, with the extra that brings it."""
 
+import ast
 import importlib
 import subprocess
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -222,6 +223,30 @@ def test_extras_are_those_of_the_project() -> None:
             names["tables"] if "efvfl[tables]" in project["optional-dependencies"][extra] else set()
         )
         assert {indirect.get(package, package) for package in modules.values()} <= brought, extra
+
+
+GATES = {"data/tables": "polars", "network/identity": "cryptography"}  # packages whose __init__ asks for all modules
+
+
+def unguarded(node: ast.AST) -> Iterator[str]:
+    """Yield the optional packages that are imported outside of `optional` and not for types alone."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.With) and "optional(" in ast.unparse(child.items[-1]):
+            continue
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        names = [child.module or ""] if isinstance(child, ast.ImportFrom) and not child.level else []
+        names += [alias.name for alias in child.names] if isinstance(child, ast.Import) else []
+        yield from ({name.partition(".")[0] for name in names} & set(OPTIONAL))
+        yield from unguarded(child)
+
+
+def test_every_import_of_an_optional_package_names_its_extra() -> None:
+    source = ROOT / "src" / "efvfl"
+    for path in sorted(source.rglob("*.py")):
+        gate = GATES.get(str(path.parent.relative_to(source)))
+        found = set(unguarded(ast.parse(path.read_text(encoding="utf-8")))) - {gate}
+        assert not found, f"{path.relative_to(source)}: import {', '.join(found)} within `optional` of util/extras.py"
 
 
 def test_everything_installed_by_name_has_a_pin() -> None:
