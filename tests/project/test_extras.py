@@ -97,11 +97,14 @@ def test_five_packages_are_enough_for_the_commands_of_a_researcher(tmp_path: Pat
     """
     printed = " ".join(without(OPTIONAL, code, tmp_path).split())
     assert "Left out: a picture of a run needs matplotlib: pip install 'efvfl[plots]'." in printed
-    assert "Left out: measuring predictions needs scikit-learn: pip install 'efvfl[sklearn]'." in printed
     assert "Left out: outputs.parquet needs polars: pip install 'efvfl[tables]'." in printed
     left = {path.name for path in (tmp_path / "runs" / "npz").iterdir()}
     assert left == {"records.jsonl", "checkpoint.safetensors", "settings.json"}
     assert len((tmp_path / "runs" / "npz" / "records.jsonl").read_text().splitlines()) == 2
+    code = "from efvfl.cli.main import main; assert main(['run', 'npz.toml', '--out', 'tables']) == 0"
+    printed = " ".join(without(set(OPTIONAL) - {"polars"}, code, tmp_path).split())
+    assert "Left out: measuring predictions needs scikit-learn: pip install 'efvfl[sklearn]'." in printed
+    assert (tmp_path / "tables" / "outputs.parquet").exists()
 
 
 # What one does without an extra, and what the error then says.
