@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
-from efvfl.config.run_file import MethodConfig, RunConfig
-from efvfl.core.agreement import Agreement
+from efvfl.config.run_file import AgreementConfig, MethodConfig, RunConfig
 from efvfl.data import digits
 from efvfl.experiments import experiment_file
 from efvfl.experiments.results import Result, read_compact, write_compact
@@ -71,7 +70,7 @@ def test_the_gradient_vanishes_with_error_feedback_and_without_compression_but_n
         config = RunConfig(
             batch_size=0,
             method=MethodConfig(name, {"name": "topk", "ratio": 0.02}),  # type: ignore[arg-type]
-            agreement=Agreement(labels="shared"),
+            agreement=AgreementConfig(labels="shared"),
             optimizer={"lr": 4.0},
         )
         first, *_, last = make_federation(config, digits()).train(600, observe_every=100)

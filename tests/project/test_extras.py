@@ -54,7 +54,7 @@ def test_five_packages_are_enough_to_train_save_and_load(tmp_path: Path) -> None
     import torch
 
     import efvfl
-    from efvfl import Record, TopK, federate
+    from efvfl import Record, TopK, Training, federate
     from efvfl.util import checkpoint
 
     x = {"a": torch.randn(40, 3), "b": torch.randn(40, 2)}
@@ -62,7 +62,8 @@ def test_five_packages_are_enough_to_train_save_and_load(tmp_path: Path) -> None
 
     def make():
         models = [torch.nn.Linear(3, 4), torch.nn.Linear(2, 4)]
-        return federate(x, y, models, torch.nn.Linear(4, 2), method=efvfl.efvfl(TopK(0.5)), batch_size=10)
+        how = {"method": efvfl.efvfl(TopK(0.5)), "training": Training(batch_size=10)}
+        return federate(x, y, models, torch.nn.Linear(4, 2), **how)
 
     first = make()
     records = first.fit(2)
