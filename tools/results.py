@@ -1,10 +1,13 @@
-"""Write docs/results.md and its pictures from the committed results. Nothing is trained: `make results`."""
+"""Fold finished runs into the committed results, and write docs/results.md and its pictures: `make results`.
+
+Nothing is trained: `efvfl reproduce TASK` does that, and leaves its runs in the working folder `results/TASK/`.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from efvfl.experiments import experiment_file, figures, tables
+from efvfl.experiments import experiment_file, figures, results, tables
 from efvfl.util.files import write_atomically
 
 ROOT = Path(__file__).parent.parent
@@ -35,23 +38,26 @@ NOTES = {
 def section(task: str, comparable: bool, note: str) -> str:
     """Return the section about one task, or an empty string if it has no results."""
     plan = experiment_file.load(task)
-    results = tables.collect(plan, ROOT / "results" / task)
-    if not results:
+    folder = ROOT / "results" / task
+    if new := results.fold(plan.jobs(), folder):
+        print(f"{results.compact_file(folder)}: {new} new runs")
+    found = tables.collect(plan, folder)
+    if not found:
         return ""
-    seeds = max(len(done) for done in results.values())
+    seeds = max(len(done) for done in found.values())
     parts = [
         f"## {plan.title}\n",
         f"{plan.about} {note} Seeds done: {seeds}.\n",
-        tables.markdown(plan, results, comparable),
+        tables.markdown(plan, found, comparable),
     ]
-    parts += ["\nSent in one run:\n", tables.as_markdown(*tables.communication(plan, results))]
+    parts += ["\nSent in one run:\n", tables.as_markdown(*tables.communication(plan, found))]
     if plan.error:
         parts.append(f"\nTable 1, measured: sent until the mean of the squared gradient is at most {plan.error:g}:\n")
-        parts.append(tables.as_markdown(*tables.totals(plan, results)))
+        parts.append(tables.as_markdown(*tables.totals(plan, found)))
     for figure in plan.figures:
         for axis, title in (("paper", "communication by the paper's formula"), ("sent", "bytes really sent")):
             name = f"{task}-{figure.name}-{axis}.png"
-            write_atomically(DOCS / "results" / name, figures.image(figures.draw(plan, figure, results, axis), "png"))
+            write_atomically(DOCS / "results" / name, figures.image(figures.draw(plan, figure, found, axis), "png"))
             parts.append(f"\n![{figure.name}, {title}](results/{name})")
     return "\n".join([*parts, ""])
 

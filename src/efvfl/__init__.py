@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from efvfl.wire.message import Message
     from efvfl.wire.packet import Packet
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Where each public name lives. It is imported when it is first asked for, so that `efvfl --help` need not load torch.
 _HOMES = {

@@ -3,6 +3,7 @@
 ```text
 EfvflError
 ├── ConfigError        an invalid setting: unknown key, wrong type, methods that do not fit together
+│   └── MissingExtraError  an optional package that is not installed; also an ImportError; the text names the extra
 ├── CompressionError   a block that cannot be compressed: NaN, infinity, wrong dtype
 ├── DataError          a data set that is missing, truncated or malformed
 │   └── InputError     the same for rows passed to an estimator; also a ValueError, as in scikit-learn
@@ -42,6 +43,10 @@ class EfvflError(Exception):
 
 class ConfigError(EfvflError, ValueError):
     """An invalid setting."""
+
+
+class MissingExtraError(ConfigError, ImportError):
+    """An optional package that is not installed."""
 
 
 class CompressionError(EfvflError, ValueError):

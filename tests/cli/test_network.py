@@ -550,8 +550,7 @@ def test_without_the_packages_of_the_network(
         monkeypatch.delitem(sys.modules, name)
     assert command("serve", "fed.toml") == 2
     text = capsys.readouterr().err
-    assert text.startswith("efvfl: serve needs more packages (")
-    assert "pip install 'efvfl[network]'." in text
+    assert text == "efvfl: a federation over a network needs grpcio: pip install 'efvfl[network]'.\n"
 
 
 # Disks that are full, and folders that cannot be written. What was saved last stays as it is.

@@ -15,7 +15,8 @@ from efvfl.cli.main import main
 from efvfl.errors import CompressionError, ConfigError
 from efvfl.experiments import experiment_file as sweeps
 from efvfl.experiments.experiment_file import Job, Sweep, changed, load, parse, tasks
-from efvfl.experiments.jobs import Result, run_all, run_job
+from efvfl.experiments.jobs import run_all, run_job
+from efvfl.experiments.results import Result
 from efvfl.experiments.tables import (
     Score,
     collect,
@@ -180,7 +181,7 @@ def test_without_ray_the_engine_says_how_to_get_it(
     small: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install efvfl\[ray\]"):
+    with pytest.raises(ConfigError, match=r"--engine ray needs ray: pip install 'efvfl\[ray\]'"):
         run_all(small.jobs(), tmp_path, engine="ray")
 
 

@@ -1,20 +1,48 @@
 """What the committed results show, and what a short run shows by itself."""
 
+import subprocess
+from pathlib import Path
+
 import pytest
 from paths import ROOT
 
-from efvfl.config.run_file import MethodConfig, RunConfig
-from efvfl.core.agreement import Agreement
+from efvfl.config.run_file import AgreementConfig, MethodConfig, RunConfig
 from efvfl.data import digits
 from efvfl.experiments import experiment_file
+from efvfl.experiments.results import Result, read_compact, write_compact
 from efvfl.experiments.tables import collect, paper_scores, score
 from efvfl.runs.build import make_federation
 
 RESULTS = ROOT / "results"
+COMMITTED = sorted(RESULTS.glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_every_committed_run_is_read_and_has_the_key_of_its_job(path: Path, tmp_path: Path) -> None:
+    plan = experiment_file.load(path.stem)
+    results, jobs = read_compact(path), {job.file: job for job in plan.jobs()}
+    assert set(results) == set(jobs)  # a name ends in the hash of the job's configuration
+    for name, result in results.items():
+        job = jobs[name]
+        assert (result.cell, result.config["seed"]) == (job.cell, job.config.seed)
+        assert result.config["epochs"] == job.config.epochs == result.columns["epoch"][-1]
+        assert {len(column) for column in result.columns.values()} == {len(result.columns["epoch"])}
+        assert result.ledger
+        assert result.versions["efvfl"]
+    write_compact(tmp_path / "again.jsonl", dict(reversed(results.items())))
+    assert (tmp_path / "again.jsonl").read_bytes() == path.read_bytes()
+
+
+def test_only_compact_files_are_committed() -> None:
+    listed = subprocess.run(["git", "ls-files", "results"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git repository")
+    assert listed.stdout.split() == [str(path.relative_to(ROOT)) for path in COMMITTED]
+    assert sum(len(read_compact(path)) for path in COMMITTED) >= 184
 
 
 @pytest.fixture(scope="module")
-def mnist() -> dict[tuple[str, str], object]:
+def mnist() -> dict[tuple[str, str], list[Result]]:
     plan = experiment_file.load("mnist")
     results = collect(plan, RESULTS / "mnist")
     assert set(results) == {cell.name for cell in plan.cells}
@@ -22,18 +50,18 @@ def mnist() -> dict[tuple[str, str], object]:
     return {(cell.row, cell.column): results[cell.name] for cell in plan.cells}
 
 
-def test_mnist_is_reproduced(mnist: dict[tuple[str, str], list[object]]) -> None:
+def test_mnist_is_reproduced(mnist: dict[tuple[str, str], list[Result]]) -> None:
     """Every SVFL and EF-VFL cell is within two of the paper's standard deviations, or better."""
     for cell, paper in paper_scores("mnist").items():
         if cell[0] != "CVFL":
-            assert score(mnist[cell]).mean >= paper.mean - 2 * paper.std, cell  # type: ignore[arg-type]
+            assert score(mnist[cell]).mean >= paper.mean - 2 * paper.std, cell
 
 
-def test_error_feedback_is_never_worse_on_mnist(mnist: dict[tuple[str, str], list[object]]) -> None:
+def test_error_feedback_is_never_worse_on_mnist(mnist: dict[tuple[str, str], list[Result]]) -> None:
     for row, column in mnist:
         if row == "EF-VFL":
             ours, theirs = mnist["EF-VFL", column], mnist["CVFL", column]
-            assert score(ours).mean >= score(theirs).mean, column  # type: ignore[arg-type]
+            assert score(ours).mean >= score(theirs).mean, column
 
 
 def test_the_gradient_vanishes_with_error_feedback_and_without_compression_but_not_with_direct_compression() -> None:
@@ -42,7 +70,7 @@ def test_the_gradient_vanishes_with_error_feedback_and_without_compression_but_n
         config = RunConfig(
             batch_size=0,
             method=MethodConfig(name, {"name": "topk", "ratio": 0.02}),  # type: ignore[arg-type]
-            agreement=Agreement(labels="shared"),
+            agreement=AgreementConfig(labels="shared"),
             optimizer={"lr": 4.0},
         )
         first, *_, last = make_federation(config, digits()).train(600, observe_every=100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from efvfl.runs.build import make_federation
 from efvfl.runs.plots import draw_runs
 from efvfl.runs.terminal import comparison, train_with_bar
 from efvfl.training.record import Record
+from efvfl.util.extras import left_out
 
 COMPRESSOR = {"name": "qsgd", "bits": 4}
 BASE = {"epochs": 60, "batch_size": 128, "optimizer": {"name": "SGD", "lr": 4.0}, "fusion": FusionConfig("mean")}
@@ -35,6 +37,7 @@ def run_demo(out: Path, console: Console, seed: int = 0) -> dict[str, list[Recor
         runs[title] = list(train_with_bar(federation, config.epochs, console, title))
     console.print(comparison(runs))
     picture = (out / "demo.png").resolve()
-    draw_runs(picture, runs, "Handwritten digits, four parties, private labels, qsgd 4 bit both ways")
-    console.print(f"Picture: {picture}", soft_wrap=True)
+    with left_out(partial(console.print, soft_wrap=True, markup=False)):
+        draw_runs(picture, runs, "Handwritten digits, four parties, private labels, qsgd 4 bit both ways")
+        console.print(f"Picture: {picture}", soft_wrap=True)
     return runs

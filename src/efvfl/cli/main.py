@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -153,10 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_network(options: argparse.Namespace, console: Console) -> None:
-    try:
-        from efvfl.cli.network import run_command
-    except ImportError as error:
-        raise ConfigError(f"{options.command} needs more packages ({error}): pip install 'efvfl[network]'.") from error
+    from efvfl.cli.network import run_command
+
     run_command(options, console)
 
 
@@ -169,6 +168,7 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     from efvfl.runs.plots import draw_runs
     from efvfl.runs.run import train
     from efvfl.runs.terminal import bar, comparison, ledger_table, metric_table
+    from efvfl.util.extras import left_out
 
     worker_group.refuse("run")
     config = configs.load(options.file)
@@ -185,10 +185,14 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     records = train(config, out, options.resume, base=options.file.parent, watch=watch)
     name = options.file.stem
     console.print(comparison({name: records}), ledger_table(records[-1]))
+    say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
     outputs = run_folder.load_outputs(out)
     if outputs:
-        found = {split: metrics.of_loss(config.loss, o.output, o.labels) for split, o in outputs.items()}
-        console.print(metric_table(found))
-    draw_runs(out / "run.png", {name: records}, name, metric=losses.lookup(config.loss).metric_name)
-    text = f"Records: {out / 'records.jsonl'}\nPicture: {out / 'run.png'}\nA page about it: efvfl report {out}"
-    console.print(text, soft_wrap=True, highlight=False)
+        with left_out(say):
+            found = {split: metrics.of_loss(config.loss, o.output, o.labels) for split, o in outputs.items()}
+            console.print(metric_table(found))
+    say(f"Records: {out / 'records.jsonl'}")
+    with left_out(say):
+        draw_runs(out / "run.png", {name: records}, name, metric=losses.lookup(config.loss).metric_name)
+        say(f"Picture: {out / 'run.png'}")
+    say(f"A page about it: efvfl report {out}")

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import polars
 import torch
 from rich.console import Console
 from rich.logging import RichHandler
@@ -42,6 +41,7 @@ from efvfl.network.workers import worker_group
 from efvfl.network.workers.worker_group import workers_of
 from efvfl.runs import metrics
 from efvfl.runs.run_folder import load_outputs
+from efvfl.util.extras import optional
 from efvfl.util.files import write_atomically
 
 log = logging.getLogger("efvfl")
@@ -72,10 +72,8 @@ def run_command(options: argparse.Namespace, console: Console) -> None:
 
 def align(options: argparse.Namespace, config: RunConfig, console: Console, stack: contextlib.ExitStack) -> None:
     """Find the rows that all share; its library is loaded here, since nothing else needs it."""
-    try:
-        from efvfl.cli import align
-    except ImportError as error:
-        raise ConfigError(f"align needs more packages ({error}): pip install 'efvfl[align]'.") from error
+    from efvfl.cli import align
+
     align.align(options, config, console, stack)
 
 
@@ -294,6 +292,9 @@ def _predict(options: argparse.Namespace, ids: list[str], serving: ServerProcess
 
 def write_predictions(path: Path, ids: list[str], output: Tensor, loss: str, names: Sequence[str] = ()) -> None:
     """Write ids and what the network says of them; `names` are those of the classes."""
+    with optional("tables", "a file of predictions"):
+        import polars
+
     columns = said(output, loss, names)
     if "probabilities" in columns:  # one column for each class
         shares = list(zip(*columns.pop("probabilities"), strict=True))

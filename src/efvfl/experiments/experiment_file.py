@@ -77,8 +77,18 @@ class Job:
 
     @property
     def file(self) -> str:
-        """The name of the result's file."""
-        return f"{self.cell}-seed{self.config.seed}-{self.key}.json"
+        """Name of the result's file."""
+        return file_name(self.cell, self.config.seed, self.key)
+
+
+def file_name(cell: str, seed: int, key: str) -> str:
+    """Return the name of a run's file."""
+    return f"{cell}-seed{seed}-{key}.json"
+
+
+def key_in(name: str) -> str:
+    """Return the key in the name of a run's file."""
+    return name.removesuffix(".json").rpartition("-")[2]
 
 
 def _non_defaults(table: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:

@@ -7,14 +7,13 @@ most the time since that checkpoint.
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import platform
 import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from efvfl.config import user_code
 from efvfl.errors import CheckpointError, CompressionError, ConfigError, DataError
 from efvfl.experiments.experiment_file import Job
-from efvfl.training.record import finite_or_null
+from efvfl.experiments.results import Result, unfinished
+from efvfl.util.extras import optional
 
 if TYPE_CHECKING:
     from efvfl.training.federation import Federation
@@ -43,28 +43,6 @@ _NUMBERS = (
     "paper_bits",
     "seconds",
 )
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run: its configuration, and one column per recorded number."""
-
-    cell: str
-    config: dict[str, Any]
-    columns: dict[str, list[float]]  # by name: "epoch", "train_loss", "test_accuracy", "bytes_up", ...
-    ledger: dict[str, dict[str, dict[str, int]]]  # at the end
-    versions: dict[str, str]
-
-    def to_json(self) -> str:
-        """Return the result as JSON; equal results give equal text."""
-        return json.dumps(finite_or_null(asdict(self)), indent=0, sort_keys=True, allow_nan=False)
-
-    @classmethod
-    def read(cls, path: Path) -> Result:
-        """Return the result in a file."""
-        table = json.loads(path.read_text(encoding="utf-8"))
-        columns = {n: [float("nan") if v is None else v for v in c] for n, c in table.pop("columns").items()}
-        return cls(columns=columns, **table)
 
 
 def run_job(job: Job, folder: Path, progress: Callable[[int], None] | None = None) -> None:
@@ -144,8 +122,8 @@ def run_all(
 ) -> None:
     """Run all jobs without a result; diverged runs are reported after all others have finished."""
     folder.mkdir(parents=True, exist_ok=True)
-    pending = [job for job in jobs if not (folder / job.file).exists()]
-    if not pending:
+    open_jobs = unfinished(jobs, folder)
+    if not open_jobs:
         return
     check(pending)
     if engine == "ray":
@@ -212,11 +190,9 @@ def _drain(updates: queue.Queue[tuple[str, int]]) -> Iterator[tuple[str, int]]:
 
 
 def _run_on_ray(jobs: Sequence[Job], folder: Path, report: Report | None) -> None:
-    """Run all jobs on the Ray cluster that RAY_ADDRESS names, or on a local one. All nodes must share `folder`."""
-    try:
+    """Submit every run to a Ray cluster: the one RAY_ADDRESS names, or a local one. `folder` must be shared."""
+    with optional("ray", "--engine ray"):
         import ray
-    except ImportError as error:
-        raise ConfigError("--engine ray needs Ray: install it with `pip install efvfl[ray]`.") from error
     started = not ray.is_initialized()
     if started:
         ray.init(log_to_driver=False, include_dashboard=False)

@@ -11,10 +11,10 @@ from rich.table import Table
 
 from efvfl.data import catalogue
 from efvfl.errors import ConfigError
-from efvfl.experiments import experiment_file, figures, tables
+from efvfl.experiments import experiment_file, figures, page, tables
 from efvfl.experiments.experiment_file import Job, Sweep
 from efvfl.experiments.jobs import run_all
-from efvfl.experiments.page import page
+from efvfl.experiments.results import unfinished
 from efvfl.util.files import write_atomically
 
 QUICK_EPOCHS = 5
@@ -51,9 +51,9 @@ def reproduce(options: argparse.Namespace, console: Console) -> None:
     comparable = plan.cells[0].config.data.name != "digits"
     console.print(tables.on_screen(plan, results, comparable))
     paths = figures.write(plan, results, folder)
-    report = folder / f"{plan.name}.html"
-    write_atomically(report, page(plan, results, comparable).encode())
-    for path in (*(p for p in paths if p.suffix == ".png"), report):
+    html_file = folder / f"{plan.name}.html"
+    write_atomically(html_file, page.page(plan, results, comparable).encode())
+    for path in (*(p for p in paths if p.suffix == ".png"), html_file):
         console.print(f"Written: {path}", soft_wrap=True)
 
 
@@ -64,7 +64,8 @@ def _catalogued(plan: Sweep) -> set[str]:
 
 def _run(plan: Sweep, folder: Path, options: argparse.Namespace, console: Console) -> None:
     jobs = plan.jobs()
-    done = {job.key: job.config.epochs if (folder / job.file).exists() else 0 for job in jobs}
+    missing = unfinished(jobs, folder)
+    done = {job.key: 0 if job in missing else job.config.epochs for job in jobs}
     total = sum(job.config.epochs for job in jobs)
     columns = (
         TextColumn("{task.description}"),

@@ -13,7 +13,7 @@ from statistics import mean, stdev
 from rich.table import Table
 
 from efvfl.experiments.experiment_file import Sweep
-from efvfl.experiments.jobs import Result
+from efvfl.experiments.results import Result, find
 
 Results = Mapping[str, list[Result]]  # by cell, one per finished seed
 
@@ -64,12 +64,10 @@ class Score:
 
 
 def collect(sweep: Sweep, folder: Path) -> dict[str, list[Result]]:
-    """Return the results found in a folder, by cell."""
+    """Read the results there are: `folder` is the working folder, its compact file lies beside it."""
     found: dict[str, list[Result]] = {cell.name: [] for cell in sweep.cells}
-    for job in sweep.jobs():
-        path = folder / job.file
-        if path.exists():
-            found[job.cell].append(Result.read(path))
+    for result in find(sweep.jobs(), folder):
+        found[result.cell].append(result)
     return {cell: results for cell, results in found.items() if results}
 
 

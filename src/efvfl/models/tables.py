@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, log2, sqrt
 
-import polars
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +12,10 @@ from efvfl.data.tables.columns import Category
 from efvfl.data.tables.encode import Encoder, Layout
 from efvfl.errors import ConfigError
 from efvfl.models.mlp import mlp
+from efvfl.util.extras import optional
+
+with optional("tables", "a model of tables"):
+    import polars
 
 LEAST_HIDDEN, MOST_HIDDEN = 16, 128
 

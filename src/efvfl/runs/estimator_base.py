@@ -11,29 +11,33 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import polars
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from efvfl.config.run_file import RunConfig, read
 from efvfl.core.losses import Loss
-from efvfl.data.tables.encode import Encoder, Layout, TableSettings
-from efvfl.data.tables.splits import stratified
-from efvfl.data.tables.table import as_frame
-from efvfl.errors import ConfigError, DataError, InputError, nearest, whole_number
+from efvfl.errors import ConfigError, DataError, InputError, nearest
 from efvfl.models.mlp import seeded_model
-from efvfl.models.tables import linear_model, table_model
 from efvfl.runs.build import head_model, make_optimizer
 from efvfl.training import measure
 from efvfl.training.federate import federate
 from efvfl.training.federation import Federation
 from efvfl.training.options import Setup, Training
 from efvfl.training.record import Record
+from efvfl.util.extras import optional
 from efvfl.util.rng import derive
+
+with optional("sklearn", "an estimator"):
+    import polars
+    from sklearn.base import BaseEstimator
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import check_is_fitted, validate_data
+
+    from efvfl.data.tables.encode import Encoder, Layout, TableSettings
+    from efvfl.data.tables.splits import stratified
+    from efvfl.data.tables.table import as_frame
+    from efvfl.models.tables import linear_model, table_model
 
 Columns = Mapping[str, Sequence[str | int]]
 ModelMaker = Callable[[Layout, int], nn.Module]

@@ -10,17 +10,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import polars
 import torch
 from numpy.typing import NDArray
-from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.utils import compute_class_weight
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import assert_all_finite, check_consistent_length, column_or_1d
 
 from efvfl.core.losses import LOSSES, class_weights, weighted
 from efvfl.errors import ConfigError
 from efvfl.runs.estimator_base import Vertical
+from efvfl.util.extras import optional
+
+with optional("sklearn", "an estimator"):
+    import polars
+    from sklearn.base import ClassifierMixin, RegressorMixin
+    from sklearn.utils import compute_class_weight
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import assert_all_finite, check_consistent_length, column_or_1d
 
 
 @dataclass(eq=False, repr=False)

@@ -7,9 +7,12 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from html import escape
+from typing import TYPE_CHECKING
 
-import matplotlib
-from matplotlib.figure import Figure
+from efvfl.util.extras import optional
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #2e3440; --paper: #ffffff; --line: #d8dee9; --shade: #f4f5f7; }
@@ -28,7 +31,10 @@ INK = "#010203"
 
 
 def inked() -> AbstractContextManager[None]:
-    """Use the placeholder colour for text and axes in this context."""
+    """Draw with that ink within this context."""
+    with optional("plots", "a drawing"):
+        import matplotlib
+
     return matplotlib.rc_context(
         {
             "text.color": INK,
@@ -48,8 +54,11 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 2
     return f"<table class='t{texts}'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def drawing(canvas: Figure, name: str, description: str) -> str:
-    """Return a figure as SVG; the ids in it start with `name`, so that a page can have several figures."""
+def drawing(canvas: Figure, name: str, says: str) -> str:
+    """Return a figure as part of a page; names within it begin with `name`, so that several go on one page."""
+    with optional("plots", "a drawing"):
+        import matplotlib
+
     out = io.BytesIO()
     none = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with matplotlib.rc_context({"svg.hashsalt": "efvfl", "svg.fonttype": "none"}):

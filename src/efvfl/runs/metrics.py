@@ -15,6 +15,7 @@ from torch import Tensor
 
 from efvfl.core import losses
 from efvfl.errors import DataError
+from efvfl.util.extras import optional
 
 Floats = NDArray[np.float64]
 NAN = float("nan")
@@ -38,7 +39,8 @@ def binary(y: ArrayLike, probability: ArrayLike) -> dict[str, float]:
     found = dict.fromkeys(names, NAN)
     if not _measurable(truth, p):
         return found
-    from sklearn.metrics import average_precision_score, log_loss, roc_auc_score, roc_curve
+    with optional("sklearn", "measuring predictions"):
+        from sklearn.metrics import average_precision_score, log_loss, roc_auc_score, roc_curve
 
     found["log_loss"] = float(log_loss(truth, p, labels=[0, 1]))
     found["brier"] = float(np.mean((p - truth) ** 2))
@@ -74,7 +76,8 @@ def roc(y: ArrayLike, probability: ArrayLike) -> tuple[Floats, Floats]:
     truth, p = _binary_input(y, probability)
     if not (_measurable(truth, p) and _both_classes(truth)):
         return np.zeros(0), np.zeros(0)
-    from sklearn.metrics import roc_curve
+    with optional("sklearn", "measuring predictions"):
+        from sklearn.metrics import roc_curve
 
     false_share, true_share, _ = roc_curve(truth, p)
     return _thinned(false_share), _thinned(true_share)
@@ -85,7 +88,8 @@ def precision_recall(y: ArrayLike, probability: ArrayLike) -> tuple[Floats, Floa
     truth, p = _binary_input(y, probability)
     if not (_measurable(truth, p) and _both_classes(truth)):
         return np.zeros(0), np.zeros(0)
-    from sklearn.metrics import precision_recall_curve
+    with optional("sklearn", "measuring predictions"):
+        from sklearn.metrics import precision_recall_curve
 
     precision, recall, _ = precision_recall_curve(truth, p)
     return _thinned(recall[::-1]), _thinned(precision[::-1])
@@ -113,8 +117,9 @@ def multiclass(y: ArrayLike, probabilities: ArrayLike) -> dict[str, float]:
     highest = p.shape[1] - 1
     classes = truth.astype(np.int64)
     if (classes != truth).any() or classes.min() < 0 or classes.max() > highest:
-        raise DataError(f"expected whole-number labels from 0 to {highest}, got {truth.min():g} to {truth.max():g}.")
-    from sklearn.metrics import log_loss
+        raise DataError(f"labels {truth.min():g} to {truth.max():g} came, whole numbers 0 to {highest} are expected.")
+    with optional("sklearn", "measuring predictions"):
+        from sklearn.metrics import log_loss
 
     return {
         "accuracy": float(np.mean(p.argmax(axis=1) == classes)),
@@ -130,7 +135,8 @@ def regression(y: ArrayLike, predicted: ArrayLike) -> dict[str, float]:
         raise DataError(f"expected predictions of shape {truth.shape}, like the labels, got {guess.shape}.")
     if not _measurable(truth, guess):
         return dict.fromkeys(("rmse", "mae", "r2"), NAN)
-    from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
+    with optional("sklearn", "measuring predictions"):
+        from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
     return {
         "rmse": float(root_mean_squared_error(truth, guess)),
@@ -187,7 +193,8 @@ def _both_classes(truth: Floats) -> bool:
 
 
 def _mean_auc(classes: NDArray[np.int64], p: Floats) -> float:
-    from sklearn.metrics import roc_auc_score
+    with optional("sklearn", "measuring predictions"):
+        from sklearn.metrics import roc_auc_score
 
     chosen = [k for k in range(p.shape[1]) if 0 < int((classes == k).sum()) < len(classes)]
     return float(np.mean([roc_auc_score(classes == k, p[:, k]) for k in chosen])) if chosen else NAN

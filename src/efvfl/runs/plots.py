@@ -6,20 +6,18 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib.figure import Figure
-
 from efvfl.training.record import Record
+from efvfl.util.extras import optional
 from efvfl.util.files import write_atomically
 
 COLOURS = {"SVFL": "#4c566a", "CVFL": "#d08770", "EF-VFL": "#2e7d6b"}
 
 
 def draw_runs(path: Path, runs: Mapping[str, Sequence[Record]], title: str, metric: str = "accuracy") -> None:
-    """Write a PNG of two panels: training loss by epoch, and the validation metric by megabytes sent."""
+    """Draw two panels: training loss by epoch, and the validation metric by megabytes sent, both directions."""
+    with optional("plots", "a picture of a run"):
+        from matplotlib.figure import Figure
+
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name, records in runs.items():

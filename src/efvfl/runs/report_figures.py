@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from efvfl.runs import html, metrics
 from efvfl.training.record import Record
+from efvfl.util.extras import optional
 
-matplotlib.use("Agg")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Visible on white and on black pages.
 COLOURS = {"surrogates": "#8a93a8", "train": "#5e81ac", "validation": "#d08770", "test": "#2a9d8f"}
@@ -22,6 +22,9 @@ Curve = tuple[Sequence[float], Sequence[float]]
 
 
 def _panels(count: int) -> tuple[Figure, list[Any]]:
+    with optional("plots", "a drawing"):
+        from matplotlib.figure import Figure
+
     figure = Figure(figsize=(4.6 * count, 3.4), layout="constrained")
     panels = [figure.add_subplot(1, count, place + 1) for place in range(count)]
     for axes in panels:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import polars
 import torch
 from torch import Tensor
 
 from efvfl.config.run_file import RunConfig
 from efvfl.errors import DataError
 from efvfl.training.record import Record
+from efvfl.util.extras import left_out, optional
 from efvfl.util.files import write_atomically
+
+log = logging.getLogger("efvfl")
 
 RECORDS = "records.jsonl"
 OUTPUTS = "outputs.parquet"
@@ -48,7 +51,15 @@ def save_records(folder: Path, records: Sequence[Record]) -> None:
 
 
 def save_outputs(folder: Path, splits: Mapping[str, Outputs]) -> None:
-    """Write a Parquet file with a row per row of the splits: split, id, label and outputs."""
+    """Write one row for each row of the splits: split, id, label and the outputs. Without polars there is no file."""
+    with left_out(log.warning):
+        write_atomically(folder / OUTPUTS, _parquet(splits))
+
+
+def _parquet(splits: Mapping[str, Outputs]) -> bytes:
+    with optional("tables", OUTPUTS):
+        import polars
+
     frames = []
     for split, part in splits.items():
         output = part.output.detach().reshape(len(part.ids), -1).double()
@@ -58,7 +69,7 @@ def save_outputs(folder: Path, splits: Mapping[str, Outputs]) -> None:
         frames.append(polars.DataFrame(columns))
     buffer = io.BytesIO()
     polars.concat(frames).write_parquet(buffer)
-    write_atomically(folder / OUTPUTS, buffer.getvalue())
+    return buffer.getvalue()
 
 
 def load_outputs(folder: Path) -> dict[str, Outputs]:
@@ -66,6 +77,9 @@ def load_outputs(folder: Path) -> dict[str, Outputs]:
     path = folder / OUTPUTS
     if not path.exists():
         return {}
+    with optional("tables", OUTPUTS):
+        import polars
+
     try:
         frame = polars.read_parquet(path)
         names = [name for name in frame.columns if name.startswith("output_")]

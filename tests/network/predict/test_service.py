@@ -656,11 +656,12 @@ def test_certificates_for_clients_and_further_names_of_the_server(trained: Train
 def test_without_the_packages_the_command_says_what_to_install(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "efvfl.network.predict.web", None)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.delitem(sys.modules, "efvfl.network.predict.web")
     shutil.copytree(trained.folder / "server", tmp_path / "server")
     common = ["--dir", str(tmp_path / "server"), "--certs", str(trained.folder / "certs"), "--address", "127.0.0.1:0"]
     assert main(["serve-predictions", str(trained.file), *common]) == 2
-    assert "pip install 'efvfl[service]'" in capsys.readouterr().err
+    assert "serve-predictions needs fastapi: pip install 'efvfl[service]'." in capsys.readouterr().err
 
 
 def test_sigterm_answers_open_requests_and_ends(trained: Trained, tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import polars
-
 from efvfl.errors import DataError
 from efvfl.network.align.messages import DIGEST
+from efvfl.util.extras import optional
 from efvfl.util.files import write_atomically
+
+with optional("tables", "a list of aligned rows"):
+    import polars
 
 FILE: Final = "aligned.parquet"
 SPLITS: Final = ("train", "validation", "test")  # a row's code is the place of its split

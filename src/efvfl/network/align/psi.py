@@ -22,10 +22,12 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Final
 
-import private_set_intersection.python as library  # type: ignore[import-untyped]
-
 from efvfl.errors import EfvflError, ProtocolError
 from efvfl.network.align.messages import DIGEST, MOST_PARTS, MOST_POINTS, MOST_SHARDS, POINT, SALT
+from efvfl.util.extras import optional
+
+with optional("network", "private set intersection"):
+    import private_set_intersection.python as library  # type: ignore[import-untyped]
 
 SHARD: Final = 10_000  # ids of a shard, about: two seconds of work
 SMALL: Final = 20_000  # ids: with fewer, starting processes would take longer than it saves

@@ -1,1 +1,6 @@
 """Certificates: who may speak."""
+
+from efvfl.util.extras import optional
+
+with optional("network", "a federation over a network"):
+    import cryptography  # noqa: F401  (here once for all modules of this package, which import it as usual)

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
-
 from efvfl.errors import ConfigError, LinkError, WireError
 from efvfl.network.identity.certificates import SERVER, Credentials, peer_name
 from efvfl.network.links.frame import PIECE, Assembler, pieces
 from efvfl.network.links.wire import Wire
+from efvfl.util.extras import optional
+
+with optional("network", "a federation over a network"):
+    import grpc
 
 METHOD = "/efvfl.Federation/Link"
 

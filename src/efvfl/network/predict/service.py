@@ -43,10 +43,8 @@ class Front:
 
 def prepare(options: argparse.Namespace, folder: Path, stack: ExitStack) -> Front:
     """Open the service's port, with all that guards it, or say what is wrong."""
-    try:
-        from efvfl.network.predict.web import Door
-    except ImportError as error:
-        raise ConfigError(f"{options.command} needs more packages ({error}): pip install 'efvfl[service]'.") from error
+    from efvfl.network.predict.web import Door  # late: nothing else needs the packages of the service
+
     settings = _settings(options)
     certificate, key = _key_pair(options)
     if options.client_certs:

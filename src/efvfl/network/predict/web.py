@@ -14,16 +14,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-from fastapi import FastAPI, Request, Response
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
 from efvfl.network.identity.certificates import peer_name
 from efvfl.network.ops.session import signals
 from efvfl.network.predict.batcher import PredictionBatcher
 from efvfl.network.predict.prediction import Declined
+from efvfl.util.extras import optional
+
+with optional("service", "serve-predictions"):
+    import uvicorn
+    from fastapi import FastAPI, Request, Response
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_IDS = 16_384  # of one request
 MAX_ID = 256  # characters
