@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from efvfl.experiments.experiment_file import Figure, Sweep
+from efvfl.experiments.experiment_file import FigureSpec, Sweep
 from efvfl.experiments.results import Result
 from efvfl.experiments.tables import Results, measure
 from efvfl.runs.plots import COLOURS
@@ -18,7 +18,7 @@ from efvfl.util.extras import optional
 from efvfl.util.files import write_atomically
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
+    from matplotlib.figure import Figure
 
 Values = NDArray[np.float64]
 Axis = Literal["paper", "sent"]  # megabytes by the paper's formula, or measured, both directions
@@ -55,10 +55,10 @@ def _band(axes: Any, x: Values, values: Values, label: str, style: dict[str, Any
     axes.fill_between(x, low, centre + spread, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def draw(sweep: Sweep, figure: Figure, results: Results, axis: Axis) -> Canvas:
-    """Return the figure in the paper's layout: two panels a row, each with two plots."""
+def draw(sweep: Sweep, figure: FigureSpec, results: Results, axis: Axis) -> Figure:
+    """Return the figure in the paper's layout: two panels per row, each with two plots."""
     with optional("plots", "a figure"):
-        from matplotlib.figure import Figure as Canvas
+        from matplotlib.figure import Figure
 
     columns = min(2, len(figure.panels))
     lines = -(-len(figure.panels) // columns)
@@ -86,8 +86,8 @@ def draw(sweep: Sweep, figure: Figure, results: Results, axis: Axis) -> Canvas:
     return canvas
 
 
-def image(canvas: Canvas, form: Literal["svg", "png"]) -> bytes:
-    """Return a drawing as a file's bytes, the same for the same drawing."""
+def image(canvas: Figure, form: Literal["svg", "png"]) -> bytes:
+    """Return a figure as the bytes of a file; equal figures give equal bytes."""
     with optional("plots", "a figure"):
         import matplotlib
 

@@ -122,8 +122,8 @@ def run_all(
 ) -> None:
     """Run all jobs without a result; diverged runs are reported after all others have finished."""
     folder.mkdir(parents=True, exist_ok=True)
-    open_jobs = unfinished(jobs, folder)
-    if not open_jobs:
+    pending = unfinished(jobs, folder)
+    if not pending:
         return
     check(pending)
     if engine == "ray":

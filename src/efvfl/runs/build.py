@@ -58,7 +58,7 @@ def has_tables(config: RunConfig) -> bool:
     if found and not config.party:
         raise ConfigError("the data are tables, but there is no party: add a [[party]] with its name, path and id.")
     if found and config.data.name not in ("table", DataConfig().name):
-        raise ConfigError(f"data.name = {config.data.name!r} came, but parties have tables: write 'table'.")
+        raise ConfigError(f"data.name: expected 'table', because parties have tables, got {config.data.name!r}.")
     return found
 
 
@@ -100,8 +100,8 @@ def make_optimizer(table: dict[str, Any]) -> Optimizer:
     given = options.pop("scheduler", {})
     if not isinstance(given, dict) or (given and "name" not in given):
         raise ConfigError(
-            f"optimizer.scheduler = {given!r} came; a table with a name is expected, such as "
-            "{ name = 'CosineAnnealingLR', T_max = 20 }."
+            f"optimizer.scheduler: expected a table with a name, such as {{ name = 'CosineAnnealingLR', T_max = 20 }}, "
+            f"got {given!r}."
         )
     scheduler = dict(given)
     name = options.pop("name", "SGD")
@@ -184,8 +184,8 @@ def make_federation(config: RunConfig, data: Dataset, folder: Path | None = None
         chosen = model_config(config, name)
         if chosen.width not in (width, ModelConfig().width):  # left out, it is not a promise
             raise ConfigError(
-                f"model.width = {chosen.width} came, but {chosen.name!r} of {name!r} returns {width} numbers for a "
-                "row: change one of the two."
+                f"model.width: expected {width}, as {chosen.name!r} of {name!r} returns for a row, got {chosen.width}: "
+                "change one of the two."
             )
     head = head_model(config, widths, data.classes)
 

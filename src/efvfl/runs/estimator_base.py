@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from efvfl.config.run_file import RunConfig, read
 from efvfl.core.losses import Loss
-from efvfl.errors import ConfigError, DataError, InputError, nearest
+from efvfl.errors import ConfigError, DataError, InputError, nearest, whole_number
 from efvfl.models.mlp import seeded_model
 from efvfl.runs.build import head_model, make_optimizer
 from efvfl.training import measure

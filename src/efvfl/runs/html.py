@@ -54,7 +54,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 2
     return f"<table class='t{texts}'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def drawing(canvas: Figure, name: str, says: str) -> str:
+def drawing(canvas: Figure, name: str, description: str) -> str:
     """Return a figure as part of a page; names within it begin with `name`, so that several go on one page."""
     with optional("plots", "a drawing"):
         import matplotlib

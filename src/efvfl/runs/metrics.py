@@ -117,7 +117,7 @@ def multiclass(y: ArrayLike, probabilities: ArrayLike) -> dict[str, float]:
     highest = p.shape[1] - 1
     classes = truth.astype(np.int64)
     if (classes != truth).any() or classes.min() < 0 or classes.max() > highest:
-        raise DataError(f"labels {truth.min():g} to {truth.max():g} came, whole numbers 0 to {highest} are expected.")
+        raise DataError(f"labels: expected whole numbers from 0 to {highest}, got {truth.min():g} to {truth.max():g}.")
     with optional("sklearn", "measuring predictions"):
         from sklearn.metrics import log_loss
 
