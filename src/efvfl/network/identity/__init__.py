@@ -1,1 +1,1 @@
-"""Certificates: who may speak."""
+"""Certificates: the identity of a participant on the network."""
