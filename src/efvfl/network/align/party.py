@@ -55,11 +55,8 @@ class AlignmentParty:
         self._workers: Executor | None = None
         self._shards: tuple[bytes, list[list[str]]] = (b"", [])  # a salt, and the ids in shards under it
         self._digests: tuple[bytes, list[bytes]] = (b"", [])
-        self._received: tuple[bytes, list[str], bytearray] = (
-            b"",
-            [],
-            bytearray(),
-        )  # the list's digest, ids and splits so far
+        # Of the list of shared rows: its digest, and the ids and splits received so far.
+        self._received: tuple[bytes, list[str], bytearray] = (b"", [], bytearray())
         self._last: tuple[bytes | None, bytes] = (None, b"")  # the last question and its answer
 
     def close(self) -> None:
@@ -121,7 +118,7 @@ class AlignmentParty:
         except WireError as error:  # not a fault of the connection: dialling again would not help
             raise ProtocolError(f"a question cannot be read: {error}") from error
 
-    # Which ids are shared.
+    # Questions about ids.
 
     def _size(self, reader: Reader) -> bytes:
         reader.end("question")
