@@ -459,7 +459,7 @@ JOIN = ["join", "fed.toml", "--status", "quiet"]
         ),
         (
             ["serve", "fed.toml", "--insecure", "--address", "127.0.0.1:x"],
-            "the address '127.0.0.1:x' came, host:port is expected",
+            "address: expected host:port, such as 'vfl.example.org:7143', got '127.0.0.1:x'",
         ),
         (["certs", "fed.toml", "--days", "0"], "expected 1 to 36500 days of validity, got 0."),
         (["audit", "absent"], "there is no ledger.jsonl in absent"),
