@@ -145,7 +145,7 @@ def against_bare(labels: str, rounds: int, inner: int) -> dict[str, Timing]:
         sizes[direction] = max(sizes[direction], len(frame.body))
 
     with network(labels) as (serving, folder):
-        serving.requests.hooks = Hooks(wrote=wrote)
+        serving.requests.hooks = Hooks(on_frame=wrote)
         for _ in range(5):
             serving.advance()
         exchange, stop_bare = bare(folder, sizes["in"], sizes["out"])

@@ -306,7 +306,7 @@ def test_two_requests_are_under_way(tmp_path: Path) -> None:
                 seen.append((kinds[frame.kind], frame.number))
             wrote(name, direction, frame)
 
-        serving.requests.hooks = replace(serving.requests.hooks, wrote=note)
+        serving.requests.hooks = replace(serving.requests.hooks, on_frame=note)
         network.run()
     requests = [number for word, number in seen if word == "request"]
     assert requests == [0, 1, 2, 3, 4]  # two that begin, and three answers
@@ -390,5 +390,5 @@ def test_a_limit_on_steps_ends_before_the_next_report(tmp_path: Path) -> None:
         network.join_all()
         with pytest.raises(LimitError, match="top-left takes part in 2 steps"):
             network.run()
-        joined = network.joinings["top-left"].member
+        joined = network.joinings["top-left"].handler
     assert joined.handled == 2  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from efvfl.errors import CheckpointError, EfvflError, Interrupted, LinkError, ProtocolError
-from efvfl.network.links.frame import Frame, FrameKind, printable, words
+from efvfl.network.links.frame import Frame, FrameKind, json_frame, printable
 from efvfl.network.links.presence import Presence
 from efvfl.network.links.wire import Wire
 
@@ -41,7 +41,7 @@ class ServerTimeouts:
 class Hooks:
     """What is called on the way."""
 
-    wrote: Callable[[str, str, Frame], None] = lambda name, direction, frame: None  # for every frame, 'in' or 'out'
+    on_frame: Callable[[str, str, Frame], None] = lambda name, direction, frame: None  # for every frame, 'in' or 'out'
     on_tick: Callable[[], None] = lambda: None  # again and again while the server waits
 
 
@@ -179,12 +179,12 @@ class Connections(ABC):
     def _hear(self, link: Connection, frame: Frame) -> None:
         if link not in self._strangers and self.links.get(link.name) is not link:
             return  # its wire is cut already
-        self.hooks.wrote(link.title, "in", frame)
+        self.hooks.on_frame(link.title, "in", frame)
         try:
             if not link.name:
                 self._welcome(link, frame)
             elif frame.kind == FrameKind.REFUSE:
-                self._drop(link, f"it refuses: {frame.words().get('text', '')!s:.2000}", loud=True)
+                self._drop(link, f"it refuses: {frame.json().get('text', '')!s:.2000}", loud=True)
             elif frame.kind != FrameKind.HELLO:  # a HELLO that was repeated on its way is no harm
                 self._handle(link, frame)
         except CheckpointError:
@@ -195,7 +195,7 @@ class Connections(ABC):
     def _welcome(self, link: Connection, frame: Frame) -> None:
         if frame.kind != FrameKind.HELLO:
             raise ProtocolError(f"expected HELLO as the first frame of a connection, got {frame.kind.name}.")
-        table = frame.words()
+        table = frame.json()
         name = table.get("name")
         if not isinstance(name, str) or name not in self.names:
             raise ProtocolError(f"{name!r:.80} is not a party of this federation; they are {', '.join(self.names)}.")
@@ -225,15 +225,15 @@ class Connections(ABC):
         except LinkError as error:
             self._drop(link, str(error))
             return
-        self.hooks.wrote(link.title, "out", frame)
+        self.hooks.on_frame(link.title, "out", frame)
 
     def _refuse(self, link: Connection, code: str, text: str) -> None:
         """Say why, and cut the wire. Nothing else changes: the others go on."""
         log.warning("refused %s: %s", link.name or link.certified or "a connection", printable(text))
         with contextlib.suppress(LinkError):
-            frame = words(FrameKind.REFUSE, {"code": code, "text": text})
+            frame = json_frame(FrameKind.REFUSE, {"code": code, "text": text})
             link.wire.send(frame.to_bytes())
-            self.hooks.wrote(link.title, "out", frame)
+            self.hooks.on_frame(link.title, "out", frame)
         self._drop(link, text)
 
     def _drop(self, link: Connection, reason: str, loud: bool = False) -> None:
