@@ -17,9 +17,9 @@ from pathlib import Path
 from efvfl.config import run_file as configs
 from efvfl.config.run_file import RunConfig
 from efvfl.network.align import psi
-from efvfl.network.align.alignment import AlignServer
 from efvfl.network.align.messages import FRAME
-from efvfl.network.align.party import AlignMember
+from efvfl.network.align.party import AlignmentParty
+from efvfl.network.align.server import AlignmentServer
 from efvfl.network.identity import authority, certificates
 from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.grpc import dial, listen
@@ -37,7 +37,7 @@ def ids(count: int, start: int) -> list[str]:
 
 
 def party(folder: Path, count: int, port: int) -> None:
-    member = AlignMember(run_config(), NAME, ids(count, round((1 - OVERLAP) * count)), folder / NAME)
+    member = AlignmentParty(run_config(), NAME, ids(count, round((1 - OVERLAP) * count)), folder / NAME)
     try:
         Dialler(member, partial(dial, f"127.0.0.1:{port}", certificates.load(folder / "certs", NAME), FRAME)).run()
     finally:
@@ -56,12 +56,12 @@ def measure(count: int) -> tuple[float, float, int, int, int]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         authority.make(folder / "certs", [certificates.SERVER, NAME])
-        server = AlignServer(
+        server = AlignmentServer(
             run_config(),
             ids(count, 0),
             None,
             folder / "server",
-            wrote=lambda _, direction, frame: moved.update({direction: moved[direction] + len(frame.body)}),
+            on_frame=lambda _, direction, frame: moved.update({direction: moved[direction] + len(frame.body)}),
         )
         identity = certificates.load(folder / "certs", certificates.SERVER)
         listening, port = listen("127.0.0.1:0", identity, FRAME, 1, server.requests.accept)

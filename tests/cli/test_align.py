@@ -18,15 +18,15 @@ from align_case import PATIENCE, WAITING
 from rich.console import Console
 from warm_processes import Process
 
-from efvfl.cli import align
-from efvfl.cli.align import Shown, read_own
 from efvfl.cli.main import main
+from efvfl.cli.sessions import setup
+from efvfl.cli.sessions.align import ProgressDisplay, read_tables
 from efvfl.config import run_file as configs
 from efvfl.data.tables.splits import split_of
 from efvfl.errors import EfvflError
-from efvfl.network.align.alignment import AlignServer
-from efvfl.network.align.messages import FRAME, Reason
-from efvfl.network.align.party import AlignMember
+from efvfl.network.align.messages import FRAME, VoidReason
+from efvfl.network.align.party import AlignmentParty
+from efvfl.network.align.server import AlignmentServer
 from efvfl.network.identity import authority, certificates
 from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.grpc import dial, listen
@@ -202,7 +202,7 @@ def test_nothing_shared_is_told_to_all(
 ) -> None:
     """The label holder's command, and both parties in threads."""
     config = configs.load(place / "fed.toml")
-    members = [AlignMember(config, name, [f"{name}-1"], place / name, 1) for name in NAMES]
+    members = [AlignmentParty(config, name, [f"{name}-1"], place / name, 1) for name in NAMES]
     threads: list[threading.Thread] = []
 
     def opened(*rest: Any) -> Any:
@@ -213,23 +213,23 @@ def test_nothing_shared_is_told_to_all(
             threads[-1].start()
         return server, port
 
-    monkeypatch.setattr(align, "listen", opened)
+    monkeypatch.setattr(setup, "listen", opened)
     assert command() == 2
     for thread in threads:
         thread.join(30)
-    assert [member.void for member in members] == [Reason.EMPTY, Reason.EMPTY]
+    assert [member.void for member in members] == [VoidReason.EMPTY, VoidReason.EMPTY]
     assert "The ids here have 4 to 6 characters: 100% digits only." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("reason", "ids"), [(Reason.EMPTY, ["x-1"]), (Reason.UNCUT, ["1001"])])
+@pytest.mark.parametrize(("reason", "ids"), [(VoidReason.EMPTY, ["x-1"]), (VoidReason.UNCUT, ["1001"])])
 def test_a_party_that_shares_nothing_is_told_its_own_format(
-    place: Path, reason: Reason, ids: list[str], capsys: pytest.CaptureFixture[str]
+    place: Path, reason: VoidReason, ids: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A party's command, and the label holder in a thread."""
     rewrite(place, '[[party]]\nname = "south"\ndata = { path = "south.parquet", id = "customer" }\n', "")
     rewrite(place, "validation = 0.2\ntest = 0.1", "validation = 0.49\ntest = 0.5")
     config = configs.load(place / "fed.toml")
-    server = AlignServer(config, ids, None, place / "server", PATIENCE, processes=1)
+    server = AlignmentServer(config, ids, None, place / "server", PATIENCE, processes=1)
     listening, port = listen("127.0.0.1:0", None, FRAME, 1, server.requests.accept)
     ended: list[EfvflError] = []
 
@@ -246,8 +246,8 @@ def test_a_party_that_shares_nothing_is_told_its_own_format(
     listening.stop(None).wait()
     text = capsys.readouterr().err
     assert ended
-    assert ("4 to 6 characters: 100% digits only" in text) == (reason == Reason.EMPTY)
-    assert ("could not cut the shared rows into splits" in text) == (reason == Reason.UNCUT)
+    assert ("4 to 6 characters: 100% digits only" in text) == (reason == VoidReason.EMPTY)
+    assert ("could not cut the shared rows into splits" in text) == (reason == VoidReason.UNCUT)
     assert "x-1" not in text
     assert not (place / "runs" / "fed" / "north" / "aligned.parquet").exists()
 
@@ -256,7 +256,7 @@ def test_a_party_that_shares_nothing_is_told_its_own_format(
     ("old", "new", "arguments", "text"),
     [
         ('data = { path = "north.csv", id = "number" }', "", ("--party", "north"), "'north' has no table in this file"),
-        (', id = "number"', "", ("--party", "north"), "`id` must say which of its columns names the rows"),
+        (', id = "number"', "", ("--party", "north"), "expected the name of the id column of north.csv, got none"),
         ('"number"', '"nummer"', ("--party", "north"), "has no column 'nummer'. Did you mean 'number'?"),
         ('label = "left"', "", (), "the label holder has no labels"),
         ('duplicates = "first"', "", (), "rows share 1 ids"),
@@ -275,28 +275,28 @@ def test_a_setting_that_is_wrong_is_told_before_anybody_is_asked(
 
 def test_a_label_holder_may_have_columns_and_labels_in_two_tables(place: Path) -> None:
     rewrite(place, "seed = 4", 'label_holder = "north"')
-    own = read_own(configs.load(place / "fed.toml"), place, "")
-    assert [table.path.name for table in own.tables] == ["north.csv", "labels.csv"]
-    assert sorted(own.ids) == sorted(COMMON)
-    labels = dict(zip(own.tables[1].ids, own.tables[1].frame["left"], strict=True))
-    assert own.labels is not None
-    assert own.labels.tolist() == [labels[one] for one in own.ids]
+    local = read_tables(configs.load(place / "fed.toml"), place, "")
+    assert [table.path.name for table in local.tables] == ["north.csv", "labels.csv"]
+    assert sorted(local.ids) == sorted(COMMON)
+    labels = dict(zip(local.tables[1].ids, local.tables[1].frame["left"], strict=True))
+    assert local.labels is not None
+    assert local.labels.tolist() == [labels[one] for one in local.ids]
 
 
 def test_a_bar_counts_shards() -> None:
     state: dict[str, Any] = {"done": 0, "of": 0, "missing": {"north": 1.0}}
     console = Console(force_terminal=True, width=100, record=True, legacy_windows=False)
-    shown = Shown("live", console, lambda: state)
+    progress = ProgressDisplay("live", console, lambda: state)
     try:
-        shown()
-        assert shown._bar is not None
-        assert shown._bar.tasks[0].description == "waiting for north"
+        progress()
+        assert progress._bar is not None
+        assert progress._bar.tasks[0].description == "waiting for north"
         state |= {"done": 3, "of": 12, "missing": {}}
-        shown()
-        task = shown._bar.tasks[0]
+        progress()
+        task = progress._bar.tasks[0]
         assert (task.description, task.completed, task.total) == ("shards compared", 3, 12)
         state |= {"connected": False}
-        shown()
-        assert shown._bar.tasks[0].description == "no link to the server"
+        progress()
+        assert progress._bar.tasks[0].description == "no link to the server"
     finally:
-        shown.close()
+        progress.close()

@@ -34,8 +34,9 @@ from refusal_case import (  # noqa: F401
 from torch import Tensor
 from warm_processes import PATIENT, Process
 
-from efvfl.cli import network
+from efvfl.cli import sessions
 from efvfl.cli.main import main
+from efvfl.cli.sessions import setup
 from efvfl.config import run_file
 from efvfl.config.run_file import NetworkConfig
 from efvfl.errors import CheckpointError, Interrupted, RefusedError
@@ -43,7 +44,7 @@ from efvfl.network.identity import certificates
 from efvfl.network.links import message_log
 from efvfl.network.links.connections import Hooks
 from efvfl.network.links.dialling import Dialler
-from efvfl.network.links.frame import Frame, FrameKind, words
+from efvfl.network.links.frame import Frame, FrameKind, json_frame
 from efvfl.network.links.grpc import dial, listen
 from efvfl.network.links.message_log import MessageLog
 from efvfl.network.links.wire import Wire
@@ -293,7 +294,7 @@ def test_audit(story: Story, capsys: pytest.CaptureFixture[str], monkeypatch: py
             assert cells == [*counts, on_socket]
             assert on_socket > 0  # more than the frames, but for what a connection carried in its last second
     assert "cotangent: the derivative of the loss by a party's representation of the batch's rows" in out
-    # What left north's building is what came into the server's, but for what was on its way when somebody stopped.
+    # What north sent is what the server received, except for what was in transit when one of them stopped.
     ours = [line for line in audit_log.read(story.folder / "runs" / "fed" / "north") if line.direction == "out"]
     theirs = [line for line in audit_log.read(story.folder / "runs" / "fed" / "server") if line.direction == "in"]
     reports = [(line.number, line.payload) for line in theirs if line.peer == "north" and line.kind == "report"]
@@ -331,7 +332,7 @@ def predict(story: Story, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
                 threads[-1].start()
             return server, port
 
-        monkeypatch.setattr(network, "listen", opened)
+        monkeypatch.setattr(setup, "listen", opened)
         monkeypatch.chdir(story.folder)
         return command("predict", "fed.toml", "--status", "quiet", *arguments)
 
@@ -384,7 +385,7 @@ def test_predict_a_split(story: Story, trained: Federation, predict: Callable[..
 
 
 def test_predict_ids(story: Story, trained: Federation, predict: Callable[..., int], tmp_path: Path) -> None:
-    """Rows that came later, and rows of the training, in the order of the file."""
+    """Rows added later, and rows of the training, in the order of the file."""
     ids = ["row-265", "row-3", "row-240", "row-269", "row-17", "row-3"]
     (tmp_path / "ids.txt").write_text("\n".join(ids) + "\n\n")
     out = tmp_path / "some.parquet"
@@ -406,7 +407,10 @@ def test_predict_unknown_ids(predict: Callable[..., int], tmp_path: Path, capsys
         (["--split", "test", "--ids", "ids.txt"], "give either --ids FILE"),
         (["--ids", "absent.txt"], "cannot read absent.txt: "),
         (["--ids", "empty.txt"], "empty.txt"),
-        (["--split", "test", "--out", "some.txt"], "some.txt came, a name that ends in .csv or .parquet is expected."),
+        (
+            ["--split", "test", "--out", "some.txt"],
+            "expected a name that ends in .csv or .parquet, got --out some.txt.",
+        ),
     ],
 )
 def test_predict_what_cannot_be(
@@ -447,13 +451,19 @@ JOIN = ["join", "fed.toml", "--status", "quiet"]
         (["serve", "fed.toml"], "certs/ca.crt is missing. Run `efvfl certs "),
         ([*JOIN, "--party", "north"], "certs/ca.crt is missing. Run `efvfl certs "),
         ([*JOIN, "--party", "nort"], "'nort' has no data in this file"),
-        (["serve", "fed.toml", "--insecure", "--address", "0.0.0.0:0"], "--insecure works on loopback addresses only"),
-        ([*JOIN, "--party", "north", "--insecure", "--address", "10.0.0.1:7143"], "--insecure works on loopback"),
+        (
+            ["serve", "fed.toml", "--insecure", "--address", "0.0.0.0:0"],
+            "expected a loopback address with --insecure, got '0.0.0.0:0'",
+        ),
+        (
+            [*JOIN, "--party", "north", "--insecure", "--address", "10.0.0.1:7143"],
+            "expected a loopback address with --insecure, got",
+        ),
         (
             ["serve", "fed.toml", "--insecure", "--address", "127.0.0.1:x"],
-            "the address '127.0.0.1:x' came, host:port is expected",
+            "address: expected host:port, such as 'vfl.example.org:7143', got '127.0.0.1:x'",
         ),
-        (["certs", "fed.toml", "--days", "0"], "a certificate cannot be valid for 0 days"),
+        (["certs", "fed.toml", "--days", "0"], "expected 1 to 36500 days of validity, got 0."),
         (["audit", "absent"], "there is no ledger.jsonl in absent"),
     ],
 )
@@ -508,13 +518,13 @@ def fake(place: Path) -> Iterator[Callable[..., str]]:
 
 
 BEGIN = Frame(FrameKind.REQUEST, 0, 0, Message(Kind.BEGIN, 0).to_bytes())
-WELCOME = words(FrameKind.WELCOME, {"number": 0})
+WELCOME = json_frame(FrameKind.WELCOME, {"number": 0})
 
 
 @pytest.mark.parametrize(
     ("frames", "limits", "code", "text"),
     [
-        ([words(FrameKind.REFUSE, {"code": "wrong", "text": "no"})], "", 4, "the server refuses north: no"),
+        ([json_frame(FrameKind.REFUSE, {"code": "wrong", "text": "no"})], "", 4, "the server refuses north: no"),
         ([WELCOME, BEGIN], "limits = { bytes = 10 }", 4, "would bring what north sent to "),
         (
             [WELCOME, Frame(FrameKind.ASK, 1, 0, b'{"ids": ["row-1", "row-2"]}')],
@@ -546,8 +556,10 @@ def test_without_the_packages_of_the_network(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "grpc", None)  # type: ignore[arg-type]
-    for name in ("efvfl.cli.network", "efvfl.network.links.grpc"):
-        monkeypatch.delitem(sys.modules, name)
+    for name in ("setup", "serve"):
+        monkeypatch.delattr(sessions, name, raising=False)
+        monkeypatch.delitem(sys.modules, f"efvfl.cli.sessions.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, "efvfl.network.links.grpc")
     assert command("serve", "fed.toml") == 2
     text = capsys.readouterr().err
     assert text == "efvfl: a federation over a network needs grpcio: pip install 'efvfl[network]'.\n"
@@ -729,7 +741,7 @@ def test_a_log_goes_on_once_there_is_room(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(message_log.os, "fsync", os.fsync)
         log._file = _Wrapped(log._file, lambda data: real(data[:7]))  # type: ignore[assignment]
-        with pytest.raises(CheckpointError, match="only 7 bytes fitted"):
+        with pytest.raises(CheckpointError, match="only 7 bytes were written"):
             log.append(1, b"second")
         log._file = log._file.file  # type: ignore[attr-defined]
     log.append(1, b"second")

@@ -390,5 +390,5 @@ def test_a_limit_on_steps_ends_before_the_next_report(tmp_path: Path) -> None:
         network.join_all()
         with pytest.raises(LimitError, match="top-left takes part in 2 steps"):
             network.run()
-        joined = network.joinings["top-left"].member
+        joined = network.joinings["top-left"].handler
     assert joined.handled == 2  # type: ignore[attr-defined]

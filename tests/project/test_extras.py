@@ -148,7 +148,7 @@ ERRORS = {
     ),
     "links": ("import efvfl.network.links.grpc", "a federation over a network", "grpcio", "network"),
     "align": ("import efvfl.network.align.psi", "private set intersection", "openmined-psi", "network"),
-    "service": ("import efvfl.network.predict.web", "serve-predictions", "uvicorn", "service"),
+    "service": ("import efvfl.network.predict.http_app", "serve-predictions", "uvicorn", "service"),
     "ray": (
         "from pathlib import Path; from efvfl.experiments import experiment_file, jobs\n"
         "plan = experiment_file.changed(experiment_file.load('mnist'), seeds=(0,), epochs=1, data='digits')\n"

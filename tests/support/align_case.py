@@ -15,8 +15,8 @@ from efvfl.config import run_file as configs
 from efvfl.config.run_file import RunConfig
 from efvfl.errors import LinkError
 from efvfl.network.align.aligned_rows import Aligned
-from efvfl.network.align.alignment import AlignServer
-from efvfl.network.align.party import AlignMember
+from efvfl.network.align.party import AlignmentParty
+from efvfl.network.align.server import AlignmentServer
 from efvfl.network.links.connections import Hooks, ServerTimeouts
 from efvfl.network.links.dialling import Dialler, PartyTimeouts
 from efvfl.network.links.frame import Frame
@@ -70,8 +70,8 @@ class Meeting:
         self.processes = processes
         self.heard: dict[str, list[bytes]] = {name: [] for name in ids}  # every byte each one received
         self.configs: dict[str, RunConfig] = {}  # of parties whose copy of the file differs
-        self.members: dict[str, AlignMember] = {}
-        self.server: AlignServer | None = None
+        self.members: dict[str, AlignmentParty] = {}
+        self.server: AlignmentServer | None = None
         self.lives = dict.fromkeys(ids, 0)
         self._killed = killed
         self._joinings: dict[str, Dialler] = {}
@@ -104,9 +104,9 @@ class Meeting:
                 dead, self.server = self.server, None
                 dead.requests.close()
 
-    def serve(self) -> AlignServer:
+    def serve(self) -> AlignmentServer:
         hooks = Hooks(self._events(""), partial(self._look, time.monotonic() + SECONDS))
-        return AlignServer(
+        return AlignmentServer(
             self.config, self.ids[""], self.labels, self.folder / "server", PATIENCE, hooks, self.processes
         )
 
@@ -134,7 +134,7 @@ class Meeting:
         if name in self.members:
             self.members[name].close()
         own = self.configs.get(name, self.config)
-        self.members[name] = AlignMember(own, name, self.ids[name], self.folder / name, self.processes)
+        self.members[name] = AlignmentParty(own, name, self.ids[name], self.folder / name, self.processes)
         joining = Dialler(self.members[name], partial(self.dial, name), WAITING, self._events(name))
         self._joinings[name] = joining
         self._futures[name] = self._threads.submit(joining.run)

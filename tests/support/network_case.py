@@ -291,7 +291,7 @@ class Network:
         self.kill_server()
         self._threads.shutdown(wait=True)
         for joining in (*self.joinings.values(), *self.others):
-            joining.member.message_log.close()
+            joining.handler.message_log.close()
         if self._listening is not None:
             self._listening.stop(0).wait()
 
@@ -328,7 +328,7 @@ class Network:
                 if not self.revive:
                     continue
                 told = name in self._served().requests.told  # it died after its BYE: what counts is what it saved
-                self.joinings[name].member.message_log.close()
+                self.joinings[name].handler.message_log.close()
                 self.join(name, run=not told)
         assert time.monotonic() < self._ends, "this federation hangs"
         self.watch()
@@ -413,10 +413,10 @@ class Network:
         serving = self._served()
         parties: dict[str, Party] = {}
         for name in serving.holding.names:
-            own = serving.party if name == self.config.label_holder else self.joinings[name].member.party
+            own = serving.party if name == self.config.label_holder else self.joinings[name].handler.party
             assert own is not None
             parties[name] = own
-        own_ledgers = {name: joining.member.ledger for name, joining in self.joinings.items()}
+        own_ledgers = {name: joining.handler.ledger for name, joining in self.joinings.items()}
         return outcome(serving.records, serving.server, parties, serving.ledger, own_ledgers)
 
 

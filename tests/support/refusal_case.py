@@ -261,7 +261,7 @@ class Rogue:
         while (frame := self.receive()).kind != FrameKind.REFUSE:
             pass
         self.closed()
-        return str(frame.words()["text"])
+        return str(frame.json()["text"])
 
     def closed(self) -> None:
         """See that the link ends, and nothing but what was under way comes before."""

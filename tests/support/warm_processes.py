@@ -22,7 +22,15 @@ PATIENT = 300.0  # a busy machine may take long to start a process
 
 WARM = multiprocessing.get_context("forkserver")
 WARM.set_forkserver_preload(
-    ["pytest", "torch._dynamo", "sklearn.datasets", "efvfl.cli.network", "efvfl.runs.build", "efvfl.training.federate"]
+    [
+        "pytest",
+        "torch._dynamo",
+        "sklearn.datasets",
+        "efvfl.cli.sessions.serve",
+        "efvfl.cli.sessions.join",
+        "efvfl.runs.build",
+        "efvfl.training.federate",
+    ]
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -13,47 +13,65 @@ from efvfl.data import catalogue
 from efvfl.errors import ConfigError
 from efvfl.experiments import experiment_file, figures, page, tables
 from efvfl.experiments.experiment_file import Job, Sweep
-from efvfl.experiments.jobs import run_all
+from efvfl.experiments.jobs import Engine, run_all
 from efvfl.experiments.results import unfinished
 from efvfl.util.files import write_atomically
 
 QUICK_EPOCHS = 5
 
 
-def chosen(options: argparse.Namespace) -> Sweep:
-    """Return the sweep that the command line describes."""
-    plan = experiment_file.load(options.task)
-    seeds = tuple(options.seeds) if options.seeds else None
-    epochs, data = options.epochs, None
-    if options.quick:
+@dataclass(frozen=True)
+class Overrides:
+    """What a caller changes of an experiment file; None leaves what the file says."""
+
+    seeds: tuple[int, ...] | None = None
+    epochs: int | None = None
+    subset: int | None = None  # training rows, chosen by seed
+    quick: bool = False  # one seed and few epochs; digits where the data set is not on this machine
+
+
+def reproduce(
+    task: str, out: Path, overrides: Overrides, console: Console, workers: int = 0, engine: Engine = "processes"
+) -> None:
+    """Run what is missing of an experiment; then print its table and write its figures and page."""
+    plan = _overridden(task, overrides)
+    for name in _catalogued(plan):
+        catalogue.require(name)
+    _run(plan, out / plan.name, workers, engine, console)
+    _show(plan, task, out, console)
+
+
+def show_results(task: str, out: Path, overrides: Overrides, console: Console) -> None:
+    """Print an experiment's table and write its figures and page from the results there are."""
+    _show(_overridden(task, overrides), task, out, console)
+
+
+def list_tasks(console: Console) -> None:
+    """Print the experiments that come with the package."""
+    console.print(_tasks())
+
+
+def _overridden(task: str, overrides: Overrides) -> Sweep:
+    plan = experiment_file.load(task)
+    seeds, epochs, data = overrides.seeds, overrides.epochs, None
+    if overrides.quick:
         seeds, epochs = seeds or plan.seeds[:1], QUICK_EPOCHS if epochs is None else epochs
         if not all(catalogue.present(name) for name in _catalogued(plan)) and plan.cells[0].config.model.name == "mlp":
             data = "digits"
-    return experiment_file.changed(plan, seeds=seeds, epochs=epochs, subset=options.subset, data=data)
+    return experiment_file.changed(plan, seeds=seeds, epochs=epochs, subset=overrides.subset, data=data)
 
 
-def reproduce(options: argparse.Namespace, console: Console) -> None:
-    """Run the missing jobs, unless only figures are requested; then print the table and write figures and page."""
-    if options.task == "list":
-        console.print(_tasks())
-        return
-    plan = chosen(options)
-    folder = options.out / plan.name
-    if options.command == "reproduce":
-        for name in _catalogued(plan):
-            catalogue.require(name)
-        _run(plan, folder, options, console)
+def _show(plan: Sweep, task: str, out: Path, console: Console) -> None:
+    folder = out / plan.name
     results = tables.collect(plan, folder)
     if not results:
-        raise ConfigError(
-            f"no results of {plan.name!r} were found in {folder}: run `efvfl reproduce {options.task}` first."
-        )
+        raise ConfigError(f"no results of {plan.name!r} were found in {folder}: run `efvfl reproduce {task}` first.")
     comparable = plan.cells[0].config.data.name != "digits"
     console.print(tables.on_screen(plan, results, comparable))
     paths = figures.write(plan, results, folder)
-    html_file = folder / f"{plan.name}.html"
-    write_atomically(html_file, page.page(plan, results, comparable).encode())
-    for path in (*(p for p in paths if p.suffix == ".png"), html_file):
+    html = folder / f"{plan.name}.html"
+    write_atomically(html, page.page(plan, results, comparable).encode())
+    for path in (*(p for p in paths if p.suffix == ".png"), html):
         console.print(f"Written: {path}", soft_wrap=True)
 
 
@@ -62,7 +80,7 @@ def _catalogued(plan: Sweep) -> set[str]:
     return {cell.config.data.name for cell in plan.cells} - set(catalogue.OWN)
 
 
-def _run(plan: Sweep, folder: Path, options: argparse.Namespace, console: Console) -> None:
+def _run(plan: Sweep, folder: Path, workers: int, engine: Engine, console: Console) -> None:
     jobs = plan.jobs()
     missing = unfinished(jobs, folder)
     done = {job.key: 0 if job in missing else job.config.epochs for job in jobs}
@@ -78,12 +96,12 @@ def _run(plan: Sweep, folder: Path, options: argparse.Namespace, console: Consol
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(plan.name, total=total, completed=sum(done.values()), note="")
 
-        def report(job: Job, epoch: int) -> None:
+        def on_epoch(job: Job, epoch: int) -> None:
             done[job.key] = max(done[job.key], epoch)
             finished = sum(done[j.key] >= j.config.epochs for j in jobs)
             progress.update(bar, completed=sum(done.values()), note=f"{finished} of {len(jobs)} runs done")
 
-        run_all(jobs, folder, options.workers, options.engine, report)
+        run_all(jobs, folder, workers, engine, on_epoch)
 
 
 def _tasks() -> Table:

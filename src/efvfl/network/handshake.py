@@ -1,7 +1,7 @@
-"""What all participants must agree on before they start, and how two of them find out where they differ.
+"""What participants must agree on before they train, and the error that says where two of them differ.
 
-Each has a copy of the federation file. The shared part of it is compared at every handshake; the rest (a party's model,
-data, limits and private seed) is its own, and is never sent.
+Each has a copy of the federation file. Its shared part is compared at every handshake; the rest (a party's model, data,
+limits and private seed) is local and never sent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from efvfl.runs.build import model_config
 
 
 def shared_part(config: RunConfig, names: Sequence[str]) -> dict[str, Any]:
-    """Return what every participant's file must say alike."""
+    """Return the settings that must be equal in every participant's file."""
     table = {
         "parties": list(names),
         "widths": [model_config(config, name).width for name in names],
@@ -37,11 +37,11 @@ def shared_part(config: RunConfig, names: Sequence[str]) -> dict[str, Any]:
     }
     if config.agreement.labels == "shared":  # parties run the fusion model themselves
         table |= {"fusion": asdict(config.fusion), "class_weights": config.class_weights}
-    return dict(json.loads(json.dumps(table)))  # tuples become lists, as they do on their way
+    return dict(json.loads(json.dumps(table)))  # tuples become lists, as they do when sent
 
 
 def digest(table: Mapping[str, Any]) -> str:
-    """Return a short text that two equal tables share."""
+    """Return a digest by which two tables can be compared."""
     return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -49,15 +49,15 @@ def rows_part(ids: Mapping[str, Sequence[str]], salt: str) -> dict[str, list[Any
     """Return the number of rows of every split, and a salted digest of their ids in order."""
     out = {}
     for split, names in ids.items():
-        found = hashlib.blake2b(salt.encode(), digest_size=16)
+        order = hashlib.blake2b(salt.encode(), digest_size=16)
         for name in names:
-            found.update(name.encode() + b"\x00")
-        out[split] = [len(names), found.hexdigest()]
+            order.update(name.encode() + b"\x00")
+        out[split] = [len(names), order.hexdigest()]
     return out
 
 
 def about(config: RunConfig, name: str, names: Sequence[str], ids: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return what a participant says of itself in its HELLO."""
+    """Return the contents of a participant's HELLO."""
     shared = shared_part(config, names)
     return {
         "protocol": PROTOCOL,
@@ -68,21 +68,21 @@ def about(config: RunConfig, name: str, names: Sequence[str], ids: Mapping[str, 
     }
 
 
-def compare(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Refuse a party that does not fit; each mismatch has its own text, which says who holds what."""
-    name = theirs.get("name")
-    if theirs.get("protocol") != mine["protocol"]:
+def compare(local: Mapping[str, Any], remote: Mapping[str, Any]) -> None:
+    """Refuse a party whose HELLO differs from ours; the error says what each side has."""
+    name = remote.get("name")
+    if remote.get("protocol") != local["protocol"]:
         raise ProtocolError(
-            f"the server speaks protocol {mine['protocol']}, {name} speaks {theirs.get('protocol')!r:.20}: install the "
-            "same release of efvfl at both."
+            f"the server speaks protocol {local['protocol']}, {name} speaks {remote.get('protocol')!r:.20}: install "
+            "the same release of efvfl at both."
         )
-    if theirs.get("digest") != mine["digest"]:
-        found = "; ".join(islice(_differences(mine["shared"], theirs.get("shared"), f"{name}", ""), 10))
-        raise ProtocolError(f"the shared part of the files differs: {found or 'nothing it admits'}. Agree on one.")
-    rows = theirs.get("rows")
-    if not isinstance(rows, dict) or set(rows) != set(mine["rows"]):
+    if remote.get("digest") != local["digest"]:
+        differences = "; ".join(islice(_differences(local["shared"], remote.get("shared"), f"{name}", ""), 10))
+        raise ProtocolError(f"the shared part of the files differs: {differences or 'only the digest'}. Agree on one.")
+    rows = remote.get("rows")
+    if not isinstance(rows, dict) or set(rows) != set(local["rows"]):
         raise ProtocolError(f"{name} sent no table of its rows by split.")
-    for split, (count, order) in mine["rows"].items():
+    for split, (count, order) in local["rows"].items():
         other = rows[split]
         if not isinstance(other, list) or len(other) != 2:
             raise ProtocolError(f"{name} sent no count and digest of its {split} rows.")
@@ -98,11 +98,11 @@ def compare(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
             )
 
 
-def _differences(mine: Any, theirs: Any, name: str, where: str) -> Iterator[str]:
-    if isinstance(mine, dict) and isinstance(theirs, dict):
-        for key in sorted({*mine, *theirs}):
+def _differences(local: Any, remote: Any, name: str, where: str) -> Iterator[str]:
+    if isinstance(local, dict) and isinstance(remote, dict):
+        for key in sorted({*local, *remote}):
             yield from _differences(
-                mine.get(key), theirs.get(key), name, f"{where}.{key:.40}" if where else f"{key:.40}"
+                local.get(key), remote.get(key), name, f"{where}.{key:.40}" if where else f"{key:.40}"
             )
-    elif mine != theirs:
-        yield f"{where}: the server has {mine!r:.80}, {name} has {theirs!r:.80}"
+    elif local != remote:
+        yield f"{where}: the server has {local!r:.80}, {name} has {remote!r:.80}"

@@ -26,9 +26,9 @@ from efvfl.data.tables.splits import split_of, stratified
 from efvfl.errors import DataError, EfvflError, LimitError, ProtocolError, RefusedError
 from efvfl.network.align import messages, psi
 from efvfl.network.align.aligned_rows import SPLITS, Aligned, shapes
-from efvfl.network.align.messages import MOST_SHARDS, POINT, SALT, Part, Reason, Word, parts_of, write
-from efvfl.network.align.party import AlignMember
-from efvfl.network.links.frame import Frame, FrameKind, words
+from efvfl.network.align.messages import MOST_SHARDS, POINT, SALT, AlignmentKind, ListPart, VoidReason, parts_of, write
+from efvfl.network.align.party import AlignmentParty
+from efvfl.network.links.frame import Frame, FrameKind, json_frame
 
 NAMES = ("north", "south", "west")
 
@@ -111,7 +111,7 @@ def test_the_result_is_a_plain_join(made: tuple[RunConfig, dict[str, polars.Seri
                 meeting.run()
             for name in names:
                 assert meeting.wait(name) is None
-                assert meeting.members[name].void == (Reason.UNCUT if common else Reason.EMPTY)
+                assert meeting.members[name].void == (VoidReason.UNCUT if common else VoidReason.EMPTY)
             return
         meeting.run()
         assert [meeting.wait(name) for name in names] == [None] * len(names)
@@ -189,7 +189,7 @@ def test_several_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pyte
 def test_a_long_list_comes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "ROWS", 7)
     monkeypatch.setattr(messages, "DIGESTS", 10)
-    monkeypatch.setattr("efvfl.network.align.alignment.DIGESTS", 10)
+    monkeypatch.setattr("efvfl.network.align.server.DIGESTS", 10)
     monkeypatch.setattr("efvfl.network.align.party.DIGESTS", 10)
     chosen = config(*NAMES[:2], align="hash")
     with Meeting(tmp_path, chosen, sets()) as meeting:
@@ -264,7 +264,7 @@ def test_who_has_the_salt_can_test_guesses_in_hash_mode(tmp_path: Path) -> None:
         meeting.run()
         meeting.wait("north")
         frames = [Frame.from_bytes(data) for data in meeting.heard["north"]]
-        question = next(f.body for f in frames if f.kind == FrameKind.ASK and f.body[0] == Word.DIGESTS)
+        question = next(f.body for f in frames if f.kind == FrameKind.ASK and f.body[0] == AlignmentKind.DIGESTS)
         digest = psi.keyed(question[1 : 1 + SALT])
         received = b"".join(meeting.heard[""])
     assert leaks([received], ids["north"]) == []
@@ -274,22 +274,22 @@ def test_who_has_the_salt_can_test_guesses_in_hash_mode(tmp_path: Path) -> None:
 
 def test_shards_are_of_one_size_and_fill_matches_nothing() -> None:
     ids = [f"id-{i}" for i in range(40)]
-    mine, theirs = (psi.cut(ids, b"s" * SALT, 7) for _ in range(2))
+    mine, theirs = (psi.split_into_shards(ids, b"s" * SALT, 7) for _ in range(2))
     assert len({len(part) for part in mine}) == 1
     assert sorted(entry[1:] for part in mine for entry in part if entry[0] == "+") == sorted(ids)
     assert len({entry for part in mine + theirs for entry in part}) == 40 + 2 * (7 * len(mine[0]) - 40)
     assert all(
         {e for e in a if e[0] == "+"} == {e for e in b if e[0] == "+"} for a, b in zip(mine, theirs, strict=True)
     )
-    assert psi.cut(ids, b"t" * SALT, 7) != mine
+    assert psi.split_into_shards(ids, b"t" * SALT, 7) != mine
 
 
 def test_an_answer_under_another_key_matches_nothing() -> None:
     entries = ["+a", "+b"]
     key, points = psi.blind(entries)
     own, other = psi.new_key(), psi.new_key()
-    assert sorted(psi.match(key, psi.encrypt(own, entries), psi.reply(own, points))) == [0, 1]
-    assert psi.match(key, psi.encrypt(own, entries), psi.reply(other, points)) == []
+    assert sorted(psi.match(key, psi.encrypt(own, entries), psi.encrypt_again(own, points))) == [0, 1]
+    assert psi.match(key, psi.encrypt(own, entries), psi.encrypt_again(other, points)) == []
 
 
 # Ends that come too early.
@@ -311,8 +311,8 @@ def test_a_label_holder_killed_at_the_very_end_does_not_wait_for_those_who_are_g
     with Meeting(tmp_path, chosen, ids) as meeting:
         found = meeting.run()
     server = meeting.serve()
-    server._mark.write_bytes(server._marked(found))  # as if it had been killed before its last act
-    assert (server.run(), server.untold) == (found, set(NAMES[:2]))
+    server._mark.write_bytes(server._mark_of(found))  # as if it had been killed before its last act
+    assert (server.run(), server.uninformed) == (found, set(NAMES[:2]))
     assert not server._mark.exists()
 
 
@@ -322,7 +322,7 @@ def test_a_mark_of_another_alignment_does_not_count(tmp_path: Path, changed: str
     with Meeting(tmp_path, chosen, ids) as meeting:
         found = meeting.run()
     server = meeting.serve()
-    server._mark.write_bytes(server._marked(found))
+    server._mark.write_bytes(server._mark_of(found))
     if changed == "list":
         (tmp_path / "server" / "aligned.parquet").unlink()
     other = ids | {"": [*ids[""], "one-more"]} if changed == "table" else ids
@@ -356,23 +356,23 @@ def test_workers_go_when_their_parent_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_was_ended_from_outside_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    made = AlignMember(config("north"), "north", ["a", "b"], tmp_path, 2)
-    workers = made._crew(shards=2)
+    made = AlignmentParty(config("north"), "north", ["a", "b"], tmp_path, 2)
+    workers = made._pool(shards=2)
     with pytest.raises(Exception, match="terminated abruptly"):
         workers.submit(os._exit, 1).result()
     with pytest.raises(EfvflError, match=r"a worker process was ended from outside \(out of memory\?\)"):
-        ask(made, messages.blinded(bytes(16), 1, {0: psi.blind(["+a"])[1]}))
+        ask(made, messages.write_blinded(bytes(16), 1, {0: psi.blind(["+a"])[1]}))
     made.close()
 
 
 # A party refuses.
 
 
-def member(folder: Path, chosen: RunConfig | None = None, ids: list[str] | None = None) -> AlignMember:
-    return AlignMember(chosen or config("north"), "north", ids or ["a", "b", "c"], folder, 1)
+def member(folder: Path, chosen: RunConfig | None = None, ids: list[str] | None = None) -> AlignmentParty:
+    return AlignmentParty(chosen or config("north"), "north", ids or ["a", "b", "c"], folder, 1)
 
 
-def ask(made: AlignMember, question: bytes) -> bytes:
+def ask(made: AlignmentParty, question: bytes) -> bytes:
     answer = made.respond(Frame(FrameKind.ASK, 3, 0, question))
     assert (answer.kind, answer.number) == (FrameKind.ANSWER, 3)
     return answer.body
@@ -380,7 +380,7 @@ def ask(made: AlignMember, question: bytes) -> bytes:
 
 def listed(whole: list[str], **changes: Any) -> bytes:
     digest = Aligned(whole, bytes(len(whole))).digest()
-    return replace(Part(digest, len(whole), 0, bytes(len(whole)), whole), **changes).to_bytes()
+    return replace(ListPart(digest, len(whole), 0, bytes(len(whole)), whole), **changes).to_bytes()
 
 
 def test_a_list_with_an_id_the_party_lacks_is_refused(tmp_path: Path) -> None:
@@ -388,36 +388,51 @@ def test_a_list_with_an_id_the_party_lacks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="has ids that north does not hold"):
         ask(made, listed(["a", "x"]))
     assert not (tmp_path / "aligned.parquet").exists()
-    assert ask(made, listed(["a", "c"])) == write(Word.ROWS, 2)
+    assert ask(made, listed(["a", "c"])) == write(AlignmentKind.ROWS, 2)
     assert polars.read_parquet(tmp_path / "aligned.parquet")["id"].to_list() == ["a", "c"]
 
 
 @pytest.mark.parametrize(
     ("question", "text"),
     [
-        (listed(["b", "a"]), "not in the order of its ids"),
-        (listed(["a", "a"]), "not in the order of its ids"),
-        (listed(["a", "b"], splits=b"\x00\x03"), "split 3 came"),
-        (listed(["a", "b"], digest=bytes(16)), "not the one that was announced"),
-        (listed(["a", "b"], ids=[]), "splits came without ids"),
-        (listed(["a", "b"], ids=["a"]), "1 ids and 2 splits came"),
-        (listed(["a", "b"], start=1), "a part's length is 2, 1 to 1 is expected"),
+        (listed(["b", "a"]), "expected the list of shared rows in the order of its ids, each once"),
+        (listed(["a", "a"]), "expected the list of shared rows in the order of its ids, each once"),
+        (listed(["a", "b"], splits=b"\x00\x03"), "expected splits from 0 to 2, got 3"),
+        (listed(["a", "b"], digest=bytes(16)), "the list of shared rows does not match its digest"),
+        (listed(["a", "b"], ids=[]), "expected an id for every split, got 0 ids and 2 splits"),
+        (listed(["a", "b"], ids=["a"]), "expected one id for each of 2 splits, got 1"),
+        (listed(["a", "b"], start=1), "expected a part's length from 1 to 1, got 2"),
         (listed(["a", "b"]) + b"x", "got 1 more bytes"),
         (listed(["a", "b"])[:-2], "cut short"),
-        (write(Word.ROWS, bytes(16), 1, 0, 1, b"\0", 1, 1, b"\xff"), "not UTF-8"),
+        (write(AlignmentKind.ROWS, bytes(16), 1, 0, 1, b"\0", 1, 1, b"\xff"), "expected ids in UTF-8, got other bytes"),
         (b"", "got 0: the bytes were cut short"),
-        (b"{}", "question kind 123 came"),
-        (write(Word.DIGESTS, bytes(16), 0), "DIGESTS is asked for, but here align = 'psi'"),
-        (write(Word.ORDER, bytes(16)), "ORDER is asked for, but here align = 'psi'"),
-        (write(Word.VOID, 3), "a reason is 3"),
-        (messages.blinded(bytes(16), 1, {0: bytes(POINT)}), "no points of the curve"),
-        (messages.blinded(bytes(16), 1, {0: b"\x02" + b"\xff" * 32}), "no points of the curve"),
-        (messages.blinded(bytes(16), 1, {1: bytes(POINT)}), "a shard's place is 1"),
-        (messages.blinded(bytes(16), MOST_SHARDS + 1, {0: bytes(POINT)}), "the number of shards is 1,025"),
-        (messages.blinded(bytes(16), 1, {0: b""}), "the number of a shard's points is 0"),
-        (messages.blinded(bytes(16), 1, {0: bytes(POINT)})[:-1], "cut short"),
-        (write(Word.BLINDED, bytes(16), 1, 2, 0, 1, bytes(POINT), 0, 1, bytes(POINT)), "shard 0 came twice"),
-        (write(Word.BLINDED, bytes(16), 1024, 65), "shards in a question is 65"),
+        (b"{}", "expected a kind of question that belongs to an alignment, got 123"),
+        (write(AlignmentKind.DIGESTS, bytes(16), 0), "expected a question for align = 'psi', got DIGESTS"),
+        (write(AlignmentKind.ORDER, bytes(16)), "expected a question for align = 'psi', got ORDER"),
+        (write(AlignmentKind.VOID, 3), "expected a reason from 1 to 2, got 3"),
+        (messages.write_blinded(bytes(16), 1, {0: bytes(POINT)}), "expected points of the curve, got other bytes"),
+        (
+            messages.write_blinded(bytes(16), 1, {0: b"\x02" + b"\xff" * 32}),
+            "expected points of the curve, got other bytes",
+        ),
+        (messages.write_blinded(bytes(16), 1, {1: bytes(POINT)}), "expected a shard's index from 0 to 0, got 1"),
+        (
+            messages.write_blinded(bytes(16), MOST_SHARDS + 1, {0: bytes(POINT)}),
+            "expected the number of shards from 1 to 1,024, got 1,025",
+        ),
+        (
+            messages.write_blinded(bytes(16), 1, {0: b""}),
+            "expected the number of a shard's points from 1 to 508,400, got 0",
+        ),
+        (messages.write_blinded(bytes(16), 1, {0: bytes(POINT)})[:-1], "cut short"),
+        (
+            write(AlignmentKind.BLINDED, bytes(16), 1, 2, 0, 1, bytes(POINT), 0, 1, bytes(POINT)),
+            "expected every shard once, got shard 0 twice",
+        ),
+        (
+            write(AlignmentKind.BLINDED, bytes(16), 1024, 65),
+            "expected the number of shards in a question from 1 to 64, got 65",
+        ),
     ],
 )
 def test_a_question_that_cannot_be_is_refused(tmp_path: Path, question: bytes, text: str) -> None:
@@ -429,35 +444,35 @@ def test_a_question_that_cannot_be_is_refused(tmp_path: Path, question: bytes, t
 def test_a_party_with_many_ids_refuses_few_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psi, "SMALL", 2)
     monkeypatch.setattr(psi, "SHARD", 1)
-    with pytest.raises(ProtocolError, match="2 shards came, north needs 3 or more"):
-        ask(member(tmp_path), messages.blinded(bytes(16), 2, {0: bytes(POINT)}))
+    with pytest.raises(ProtocolError, match="expected at least 3 shards for the ids of north, got 2"):
+        ask(member(tmp_path), messages.write_blinded(bytes(16), 2, {0: bytes(POINT)}))
 
 
 def test_a_question_that_comes_twice_gets_the_same_answer_and_counts_once(tmp_path: Path) -> None:
     chosen = replace(config("north"), party=(PartyConfig("north", limits=LimitConfig(rows=3)),))
     made = member(tmp_path, chosen)
-    question = messages.blinded(bytes(16), 1, {0: psi.blind(["+a", "+x"])[1]})
+    question = messages.write_blinded(bytes(16), 1, {0: psi.blind(["+a", "+x"])[1]})
     assert ask(made, question) == ask(made, question)
-    with pytest.raises(LimitError, match=r"tests 4 ids in all, and limits\.rows of north allows 3"):
-        ask(made, messages.blinded(bytes(16), 1, {0: psi.blind(["+b", "+y"])[1]}))
+    with pytest.raises(LimitError, match=r"tests 4 ids in total, but limits\.rows of north allows 3"):
+        ask(made, messages.write_blinded(bytes(16), 1, {0: psi.blind(["+b", "+y"])[1]}))
     again = member(tmp_path, chosen)  # it has not forgotten
-    with pytest.raises(LimitError, match="tests 4 ids in all"):
+    with pytest.raises(LimitError, match="tests 4 ids in total"):
         ask(again, question)
 
 
 def test_limits_count_digests_too(tmp_path: Path) -> None:
     chosen = replace(config("north", align="hash"), party=(PartyConfig("north", limits=LimitConfig(rows=2)),))
-    with pytest.raises(LimitError, match="tests 3 ids in all"):
-        ask(member(tmp_path, chosen), write(Word.DIGESTS, bytes(16), 0))
+    with pytest.raises(LimitError, match="tests 3 ids in total"):
+        ask(member(tmp_path, chosen), write(AlignmentKind.DIGESTS, bytes(16), 0))
 
 
 def test_a_list_that_starts_over_replaces_what_had_come(tmp_path: Path) -> None:
     made = member(tmp_path)
-    assert ask(made, listed(["a", "b", "c"], splits=b"\0\0", ids=["a", "b"])) == write(Word.ROWS, 2)
-    assert ask(made, listed(["b", "c"])) == write(Word.ROWS, 2)
+    assert ask(made, listed(["a", "b", "c"], splits=b"\0\0", ids=["a", "b"])) == write(AlignmentKind.ROWS, 2)
+    assert ask(made, listed(["b", "c"])) == write(AlignmentKind.ROWS, 2)
     assert made.aligned == Aligned(["b", "c"], b"\0\0")
     late = listed(["a", "b"], start=1, splits=b"\0", ids=["b"])  # a part whose start this process never saw
-    assert ask(made, late) == write(Word.ROWS, 0)
+    assert ask(made, late) == write(AlignmentKind.ROWS, 0)
 
 
 def test_stop_without_a_list_is_refused(tmp_path: Path) -> None:
@@ -522,40 +537,44 @@ def refused(meeting: Meeting, text: str) -> None:
 
 def test_a_party_that_would_train_is_told_to_align(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = {name: sets(20)[name] for name in ("", "north")}
-    hello = AlignMember.hello
+    hello = AlignmentParty.hello
     with Meeting(tmp_path, config("north"), ids) as meeting:
 
-        def as_if_to_train(made: AlignMember) -> Frame:
+        def as_if_to_train(made: AlignmentParty) -> Frame:
             first = meeting.lives["north"] == 1
-            return words(FrameKind.HELLO, made.about | {"shared": {"seed": 5}}) if first else hello(made)
+            return json_frame(FrameKind.HELLO, made.about | {"shared": {"seed": 5}}) if first else hello(made)
 
-        monkeypatch.setattr(AlignMember, "hello", as_if_to_train)
+        monkeypatch.setattr(AlignmentParty, "hello", as_if_to_train)
         refused(meeting, "the server aligns tables: run `efvfl align` with --party first")
 
 
 JUNK = {
     "no answer": b"",
-    "another kind": write(Word.VOID),
+    "another kind": write(AlignmentKind.VOID),
     "another protocol": b"\x00\x01",
-    "too few points": write(Word.BLINDED, 20, bytes(20 * POINT)),
-    "a count that is a lie": write(Word.BLINDED, 1 << 40, bytes(POINT)),
-    "bytes after the end": write(Word.BLINDED, 1, bytes(POINT), bytes(20 * POINT), b"x"),
-    "no shards": write(Word.SIZE, 0, 1),
-    "too many shards": write(Word.SIZE, MOST_SHARDS + 1, 1),
-    "no processes": write(Word.SIZE, 1, 0),
-    "rows that were never sent": write(Word.ROWS, 11),
+    "too few points": write(AlignmentKind.BLINDED, 20, bytes(20 * POINT)),
+    "a count that is a lie": write(AlignmentKind.BLINDED, 1 << 40, bytes(POINT)),
+    "bytes after the end": write(AlignmentKind.BLINDED, 1, bytes(POINT), bytes(20 * POINT), b"x"),
+    "no shards": write(AlignmentKind.SIZE, 0, 1),
+    "too many shards": write(AlignmentKind.SIZE, MOST_SHARDS + 1, 1),
+    "no processes": write(AlignmentKind.SIZE, 1, 0),
+    "rows that were never sent": write(AlignmentKind.ROWS, 11),
 }
 
 
 @pytest.mark.parametrize("what", JUNK)
 def test_a_party_that_answers_junk_is_refused(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = {name: sets(20)[name] for name in ("", "north")}
-    answer = AlignMember._answer
-    word = {"no shards": Word.SIZE, "too many shards": Word.SIZE, "no processes": Word.SIZE}.get(what, Word.BLINDED)
-    word = Word.ROWS if what.startswith("rows") else word
+    answer = AlignmentParty._answer
+    word = {
+        "no shards": AlignmentKind.SIZE,
+        "too many shards": AlignmentKind.SIZE,
+        "no processes": AlignmentKind.SIZE,
+    }.get(what, AlignmentKind.BLINDED)
+    word = AlignmentKind.ROWS if what.startswith("rows") else word
     with Meeting(tmp_path, config("north"), ids) as meeting:
         monkeypatch.setattr(
-            AlignMember,
+            AlignmentParty,
             "_answer",
             lambda made, body: JUNK[what] if meeting.lives["north"] == 1 and body[0] == word else answer(made, body),
         )
@@ -566,30 +585,30 @@ def test_points_that_are_none_end_the_alignment_with_the_partys_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = {name: sets(20)[name] for name in ("", "north")}
-    monkeypatch.setattr(psi, "reply", lambda key, points: bytes(len(points)))
+    monkeypatch.setattr(psi, "encrypt_again", lambda key, points: bytes(len(points)))
     with (
         Meeting(tmp_path, config("north"), ids) as meeting,
-        pytest.raises(ProtocolError, match="what north answered about its ids is none"),
+        pytest.raises(ProtocolError, match="north sent an answer that cannot be matched: expected points of the curve"),
     ):
         meeting.run()
     assert not (tmp_path / "server" / "aligned.parquet").exists()
 
 
 def test_digests_of_a_table_that_changed_meanwhile_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("messages", "alignment", "party"):
+    for module in ("messages", "server", "party"):
         monkeypatch.setattr(f"efvfl.network.align.{module}.DIGESTS", 8)
     ids = {name: sets(20)[name] for name in ("", "north")}
-    answer = AlignMember._answer
+    answer = AlignmentParty._answer
 
-    def changed(made: AlignMember, body: bytes) -> bytes:
+    def changed(made: AlignmentParty, body: bytes) -> bytes:
         found = answer(made, body)
-        if meeting.lives["north"] == 1 and body[0] == Word.DIGESTS and body[-1] == 8:
-            return write(Word.DIGESTS, 19, found[2:])
+        if meeting.lives["north"] == 1 and body[0] == AlignmentKind.DIGESTS and body[-1] == 8:
+            return write(AlignmentKind.DIGESTS, 19, found[2:])
         return found
 
-    monkeypatch.setattr(AlignMember, "_answer", changed)
+    monkeypatch.setattr(AlignmentParty, "_answer", changed)
     with Meeting(tmp_path, config("north", align="hash"), ids) as meeting:
-        refused(meeting, "north had 20 ids and now has 19")
+        refused(meeting, "expected 20 ids of north as before, got 19")
 
 
 # Words about it.
@@ -601,7 +620,7 @@ def test_nothing_shared_shows_the_own_format_only(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="no row is shared by all") as caught:
             meeting.run()
         assert meeting.wait("north") is None
-        assert meeting.members["north"].void == Reason.EMPTY
+        assert meeting.members["north"].void == VoidReason.EMPTY
     assert "The ids here have 4 to 6 characters: 100% digits only." in str(caught.value)
     assert not list(tmp_path.glob("*/aligned.parquet"))
 
@@ -617,5 +636,5 @@ def test_a_list_that_is_none_is_an_error_with_a_remedy(tmp_path: Path) -> None:
         Aligned.load(tmp_path)
     for frame in (polars.DataFrame({"id": ["a"]}), polars.DataFrame({"id": ["a"], "split": ["holdout"]})):
         frame.write_parquet(tmp_path / "aligned.parquet")
-        with pytest.raises(DataError, match="was not left by `efvfl align`"):
+        with pytest.raises(DataError, match="was not written by `efvfl align`"):
             Aligned.load(tmp_path)

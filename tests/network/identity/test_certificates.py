@@ -345,7 +345,7 @@ def test_no_names_and_no_days(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no name was given. Name the participants: `efvfl certs FILE.toml --out"):
         make(tmp_path, [])
     for days in (0, 36501):
-        with pytest.raises(ConfigError, match=f"valid for {days} days. Choose from 1 to 36500"):
+        with pytest.raises(ConfigError, match=f"expected 1 to 36500 days of validity, got {days}"):
             make(tmp_path, ["bank"], days=days)
 
 
@@ -484,7 +484,7 @@ def test_a_certificate_for_another_name(folder: Path, tmp_path: Path, monkeypatc
         make(tmp_path / "odder", ["bank"])
     assert "is for other (alternative names: bank), not for bank." in refusal(tmp_path / "odder")
     with monkeypatch.context() as patch:
-        patch.setattr(authority, "_sign", lambda *arguments, real=authority._sign: real(*arguments[:7]))
+        patch.setattr(authority, "_sign", lambda *arguments, real=authority._sign: real(*arguments[:4]))
         make(tmp_path / "oddest", ["bank"])
     assert "is for bank (alternative names: none), not for bank." in refusal(tmp_path / "oddest")
 

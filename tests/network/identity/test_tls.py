@@ -303,14 +303,14 @@ def test_strangers_all_at_once_while_it_trains(tmp_path: Path, ready: Path) -> N
     vars(outside).update(vars(meeting))
     outside.members = {VICTIM: make_member(meeting.config, VICTIM, tmp_path / "idle")}
     failures: list[BaseException] = []
-    came: set[Callable[[Guarded, Path], None]] = set()
+    arrived: set[Callable[[Guarded, Path], None]] = set()
     over = threading.Event()
 
     def insist(come: Callable[[Guarded, Path], None]) -> None:
         try:
             while not over.wait(0.05):
                 come(outside, ready)
-                came.add(come)
+                arrived.add(come)
         except BaseException as error:
             failures.append(error)
 
@@ -318,7 +318,7 @@ def test_strangers_all_at_once_while_it_trains(tmp_path: Path, ready: Path) -> N
     respond = member.respond
 
     def slowly(frame: Frame) -> Frame:
-        while frame.number == 3 and came != set(kinds) and not failures and not over.wait(0.01):
+        while frame.number == 3 and arrived != set(kinds) and not failures and not over.wait(0.01):
             pass
         return respond(frame)
 
@@ -336,7 +336,7 @@ def test_strangers_all_at_once_while_it_trains(tmp_path: Path, ready: Path) -> N
             thread.join(SECONDS)
         meeting.stop()
     assert failures == []
-    assert came == set(kinds)
+    assert arrived == set(kinds)
 
 
 def test_silent_connections_stay_outside(guarded: Guarded, ready: Path) -> None:
@@ -371,7 +371,7 @@ def test_a_second_connection_under_a_live_name_waits_until_the_first_is_gone(gua
     frame = rogue.receive()
     assert frame.kind == FrameKind.REFUSE
     words = f"{OTHER} is connected already: a second one must wait until the first is gone."
-    assert frame.words() == {"code": "busy", "text": words}
+    assert frame.json() == {"code": "busy", "text": words}
     rogue.closed()
     wire.close()
     guarded.finish()
@@ -448,7 +448,7 @@ def test_tls_13_only_and_reasons_on_stderr(ready: Path) -> None:
     ],
 )
 def test_plaintext_beyond_this_machine_is_refused_at_both_ends(address: str) -> None:
-    words = f"--insecure works on loopback addresses only, but {address!r} came: make certificates."
+    words = f"expected a loopback address with --insecure, got {address!r}: make certificates with `efvfl certs`."
     with pytest.raises(ConfigError, match=re.escape(words)):
         listen(address, None, LIMIT, 2, lambda wire, name: None)
     with pytest.raises(ConfigError, match=re.escape(words)):
@@ -467,6 +467,6 @@ def test_plaintext_on_this_machine_works(host: str) -> None:
 def test_a_port_that_is_taken(ready: Path) -> None:
     own = certificates.load(ready / "certs", certificates.SERVER)
     server, port = listen("127.0.0.1:0", own, LIMIT, 2, lambda wire, name: None)
-    with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}.* Is another server running"):
+    with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}.* is another server running"):
         listen(f"127.0.0.1:{port}", own, LIMIT, 2, lambda wire, name: None)
     server.stop(None).wait()

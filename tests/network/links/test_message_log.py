@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from efvfl.errors import CheckpointError, WireError
 from efvfl.network.links import message_log as journals
-from efvfl.network.links.frame import MAX_WORDS, PIECE, Assembler, Frame, FrameKind, pack, pieces, unpack, words
+from efvfl.network.links.frame import MAX_JSON, PIECE, Assembler, Frame, FrameKind, json_frame, pack, pieces, unpack
 from efvfl.network.links.message_log import MessageLog
 from efvfl.wire.message import Kind, Message
 from efvfl.wire.packet import DTYPES, Packet, number
@@ -89,7 +89,9 @@ def test_the_same_entry_again_is_no_harm_and_another_is_refused(tmp_path: Path) 
     for log in (filled(tmp_path), MessageLog(tmp_path)):
         assert not log.append(2, ENTRIES[2])
         for other in (b"", ENTRIES[2] + b"\x00", b"\x01" * 40):
-            with pytest.raises(CheckpointError, match=r"message 2 came out otherwise .* empty folder"):
+            with pytest.raises(
+                CheckpointError, match=r"message 2 differs from what was sent before the restart .* empty folder"
+            ):
                 log.append(2, other)
         assert contents(log) == dict(enumerate(ENTRIES))
 
@@ -97,7 +99,7 @@ def test_the_same_entry_again_is_no_harm_and_another_is_refused(tmp_path: Path) 
 @pytest.mark.parametrize("place", [5, 6, 100])
 def test_a_gap_is_refused(tmp_path: Path, place: int) -> None:
     log = filled(tmp_path)
-    with pytest.raises(CheckpointError, match=rf"ends at 4, but entry {place} came"):
+    with pytest.raises(CheckpointError, match=rf"expected entry 4 in the log in .*, got {place}"):
         log.append(place, b"too early")
     assert log.append(4, b"the right one")
 
@@ -111,7 +113,7 @@ def test_a_gap_that_is_announced_is_kept(tmp_path: Path) -> None:
         assert contents(opened) == whole
         assert 5 not in opened
         for place in (5, 6):
-            with pytest.raises(CheckpointError, match=f"ends at 9, but entry {place} came"):
+            with pytest.raises(CheckpointError, match=f"expected entry 9 in the log in .*, got {place}"):
                 opened.append(place, b"not for us", gap=True)
 
 
@@ -128,7 +130,7 @@ def test_a_segment_goes_with_its_gap(tmp_path: Path) -> None:
 
 def test_an_entry_before_the_first_is_refused(tmp_path: Path) -> None:
     log = filled(tmp_path, start=5)
-    with pytest.raises(CheckpointError, match="ends at 9, but entry 4 came"):
+    with pytest.raises(CheckpointError, match=r"expected entry 9 in the log in .*, got 4\."):
         log.append(4, b"too late")
 
 
@@ -400,7 +402,7 @@ def sealed(content: bytes) -> bytes:
 
 @pytest.mark.parametrize("kind", [0, max(FrameKind) + 1, 255])
 def test_an_unknown_kind_is_refused(kind: int) -> None:
-    with pytest.raises(WireError, match=f"frame kind {kind} came, but only 1 to {max(FrameKind)} exist"):
+    with pytest.raises(WireError, match=f"expected a frame kind from 1 to {max(FrameKind)}, got {kind}"):
         Frame.from_bytes(sealed(bytes((kind, 0, 0))))
 
 
@@ -414,31 +416,31 @@ def test_a_frame_without_its_numbers_is_refused(content: bytes) -> None:
 
 def test_words_come_back_as_they_were() -> None:
     table = {"name": "süd", "rows": {"train": [3, "ab"]}, "nothing": None}
-    frame = words(FrameKind.HELLO, table, 3, 2)
+    frame = json_frame(FrameKind.HELLO, table, 3, 2)
     assert (frame.number, frame.durable) == (3, 2)
-    assert Frame.from_bytes(frame.to_bytes()).words() == table
+    assert Frame.from_bytes(frame.to_bytes()).json() == table
     with pytest.raises(ValueError, match="JSON"):
-        words(FrameKind.HELLO, {"loss": float("nan")})
+        json_frame(FrameKind.HELLO, {"loss": float("nan")})
 
 
 def test_words_have_an_end() -> None:
-    longest = json.dumps({"text": "x" * (MAX_WORDS - len('{"text": ""}'))}).encode()
-    assert len(longest) == MAX_WORDS
-    assert Frame(FrameKind.HELLO, body=longest).words()["text"][0] == "x"
-    with pytest.raises(WireError, match=r"HELLO of 1,048,577 bytes came, at most 1,048,576"):
-        Frame(FrameKind.HELLO, body=longest + b" ").words()
+    longest = json.dumps({"text": "x" * (MAX_JSON - len('{"text": ""}'))}).encode()
+    assert len(longest) == MAX_JSON
+    assert Frame(FrameKind.HELLO, body=longest).json()["text"][0] == "x"
+    with pytest.raises(WireError, match=r"expected a HELLO of at most 1,048,576 bytes, got 1,048,577"):
+        Frame(FrameKind.HELLO, body=longest + b" ").json()
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"{'a': 1}", b"[" * 100_000, b'{"a": 1} {}'])
 def test_what_is_not_json_is_refused(body: bytes) -> None:
     with pytest.raises(WireError, match="WELCOME is not JSON"):
-        Frame(FrameKind.WELCOME, body=body).words()
+        Frame(FrameKind.WELCOME, body=body).json()
 
 
 @pytest.mark.parametrize("body", [b"[]", b"1", b'"text"', b"null"])
 def test_json_that_is_no_table_is_refused(body: bytes) -> None:
-    with pytest.raises(WireError, match="a table is expected"):
-        Frame(FrameKind.WELCOME, body=body).words()
+    with pytest.raises(WireError, match="expected a JSON object in WELCOME, got a "):
+        Frame(FrameKind.WELCOME, body=body).json()
 
 
 # Pieces.
@@ -459,16 +461,16 @@ def test_an_assembler_has_a_limit() -> None:
     assembler = Assembler(PIECE + 10)
     first, second = pieces(bytes(PIECE + 11))
     assert assembler.add(first) is None
-    with pytest.raises(WireError, match=r"a frame of more than 1,048,586 bytes came"):
+    with pytest.raises(WireError, match=r"expected a frame of at most 1,048,586 bytes, got more"):
         assembler.add(second)
     assert Assembler(0).add(b"\x00") == b""
-    with pytest.raises(WireError, match="more than 0 bytes"):
+    with pytest.raises(WireError, match="expected a frame of at most 0 bytes, got more"):
         Assembler(0).add(b"\x00\x00")
 
 
 @pytest.mark.parametrize("piece", [b"", b"\x02", b"\xff" * 10, bytes(PIECE + 2), b"\x01", b"\x01x", b"\x01" * PIECE])
 def test_a_piece_that_is_not_ours_is_refused(piece: bytes) -> None:
-    with pytest.raises(WireError, match="not one of ours"):
+    with pytest.raises(WireError, match="expected a well-formed piece of a frame, got "):
         Assembler(1 << 30).add(piece)
 
 
@@ -506,7 +508,7 @@ def test_a_request_comes_back_from_the_log(messages: dict[str, Message]) -> None
     for length in range(len(data)):
         with pytest.raises(WireError):
             unpack(data[:length])
-    with pytest.raises(WireError, match="follow the end"):
+    with pytest.raises(WireError, match="expected the end of the log entry, got 1 more bytes"):
         unpack(data + b"\x00")
 
 

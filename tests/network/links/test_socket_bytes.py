@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from efvfl.network.links.socket_bytes import Sockets
+from efvfl.network.links.socket_bytes import SocketBytes
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone counts bytes by connection")
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Li
 def test_both_ends_of_a_connection_are_counted_also_when_it_is_closed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        sockets, others = Sockets(port), Sockets(1)
+        sockets, others = SocketBytes(port), SocketBytes(1)
         assert sockets.totals() == (0, 0)
         with socket.create_connection(("127.0.0.1", port)) as here, listening.accept()[0] as there:
             here.sendall(bytes(1000))

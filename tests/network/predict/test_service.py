@@ -38,11 +38,10 @@ from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.frame import Frame, FrameKind
 from efvfl.network.links.grpc import dial
 from efvfl.network.ops import audit_log
-from efvfl.network.predict import batcher, service, web
+from efvfl.network.predict import batcher, http_app, service
 from efvfl.network.predict.batcher import PredictionBatcher, ServiceSettings
-from efvfl.network.predict.cache import KeptRows
-from efvfl.network.predict.prediction import Declined, said
-from efvfl.network.predict.web import Door
+from efvfl.network.predict.cache import RepresentationCache
+from efvfl.network.predict.prediction import Declined, prediction_columns
 from efvfl.util import checkpoint
 
 FILE = """
@@ -101,29 +100,25 @@ class Running:
         assert serving is not None
         assert serving.finished
         self.asked: list[tuple[str, list[str]]] = []  # questions by party
-        serving.requests.hooks = replace(serving.requests.hooks, wrote=self._wrote)
-        self.desk = PredictionBatcher(serving, settings)
+        serving.requests.hooks = replace(serving.requests.hooks, wrote=self._on_frame)
+        self.batcher = PredictionBatcher(serving, settings)
         self.certs = trained.folder / "certs"
         server = self.certs / "server"
-        self.door = Door(TOKEN, names, server.with_suffix(".crt"), server.with_suffix(".key"), self.certs / "ca.crt")
+        self.access = http_app.AccessControl(
+            TOKEN, names, server.with_suffix(".crt"), server.with_suffix(".key"), self.certs / "ca.crt"
+        )
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"https://127.0.0.1:{self.listening.getsockname()[1]}"
-        self.worker = threading.Thread(target=self.desk.run)
-        self.server: Any = None
-        self.web = threading.Thread(target=self._serve)
+        self.worker = threading.Thread(target=self.batcher.run)
+        self.server = http_app.make_server(http_app.make_app(self.batcher, self.access), self.access, 5.0)
+        self.web = threading.Thread(target=http_app.serve, args=(self.server, self.listening))
+        self.worker.start()
         self.web.start()
         self.clients: list[httpx.Client] = []
 
-    def _wrote(self, name: str, direction: str, frame: Frame) -> None:
+    def _on_frame(self, name: str, direction: str, frame: Frame) -> None:
         if frame.kind == FrameKind.ASK:
             self.asked.append((name, json.loads(frame.body).get("ids", [])))
-
-    def _serve(self) -> None:
-        def ready(server: Any) -> None:
-            self.server = server
-            self.worker.start()
-
-        web.serve(web.make_app(self.desk, self.door), self.door, self.listening, 5.0, ready)
 
     def client(self, token: str = TOKEN, certificate: str = "") -> httpx.Client:
         context = ssl.create_default_context(cafile=self.certs / "ca.crt")
@@ -144,10 +139,10 @@ class Running:
 
     def decline(self, ids: list[str]) -> list[str]:
         """Ask for what cannot be answered, with little time for it; return who is said to be missing."""
-        before = self.desk.settings
-        self.desk.settings = replace(before, timeout=BRIEF)
+        before = self.batcher.settings
+        self.batcher.settings = replace(before, timeout=BRIEF)
         answer = error(self.predict(ids), 503)
-        self.desk.settings = before
+        self.batcher.settings = before
         assert f"{', '.join(answer['missing'])} did not answer in time" in answer["error"]
         return list(answer["missing"])
 
@@ -163,19 +158,18 @@ class Running:
         for name in names or NAMES:
             self.network.joinings[name].stopping.set()
             self.network.futures[name].exception(PATIENT)
-            self.network.joinings[name].member.message_log.close()
+            self.network.joinings[name].handler.message_log.close()
         self.until(lambda: not any(self.health()["parties"][name] for name in names or NAMES))
 
     def close(self) -> None:
         for client in self.clients:
             client.close()
-        self.until(lambda: self.server is not None)
         self.server.should_exit = True
         self.web.join()
-        self.desk.stop()
+        self.batcher.stop()
         self.worker.join()
         self.network.__exit__()
-        assert self.desk.error is None
+        assert self.batcher.error is None
 
 
 @pytest.fixture
@@ -348,7 +342,7 @@ def test_two_requests_become_one_question(trained: Trained, tmp_path: Path) -> N
     ],
 )
 def test_what_an_output_means(loss: str, output: list[list[float]], expected: dict[str, Any]) -> None:
-    assert said(torch.tensor(output), loss) == expected
+    assert prediction_columns(torch.tensor(output), loss) == expected
 
 
 # What is refused.
@@ -396,7 +390,7 @@ def test_without_credentials_nothing_is_predicted(start: Callable[..., Running])
         assert response.headers["www-authenticate"] == "Bearer"
         assert TOKEN not in response.text
     assert running.asked == []
-    assert TOKEN not in repr(running.door)
+    assert TOKEN not in repr(running.access)
 
 
 def test_clients_with_certificates(
@@ -422,15 +416,15 @@ BODIES: dict[str, tuple[bytes, str]] = {
     "no JSON": (b"ids=1", "not JSON"),
     "no UTF-8": (b'{"ids": ["\xff"]}', "not JSON"),
     "deep": (b"[" * 100_000, "not JSON"),
-    "a list": (b'["test:0"]', "with a list of texts"),
-    "no ids": (b"{}", "with a list of texts"),
-    "numbers": (b'{"ids": [1, 2]}', "with a list of texts"),
-    "one text": (b'{"ids": "test:0"}', "with a list of texts"),
+    "a list": (b'["test:0"]', "with a list of strings"),
+    "no ids": (b"{}", "with a list of strings"),
+    "numbers": (b'{"ids": [1, 2]}', "with a list of strings"),
+    "one text": (b'{"ids": "test:0"}', "with a list of strings"),
     "more keys": (b'{"ids": ["test:0"], "split": "train"}', "and nothing else"),
-    "no id": (b'{"ids": []}', "0 ids came, 1 to 16,384 are expected"),
-    "too many": (json.dumps({"ids": ["x"] * 16_385}).encode(), "16,385 ids came"),
-    "an empty id": (b'{"ids": ["test:0", ""]}', "an id of 0 characters"),
-    "a long id": (json.dumps({"ids": ["x" * 257]}).encode(), "an id of 257 characters came, 1 to 256 are expected"),
+    "no id": (b'{"ids": []}', "expected 1 to 16,384 ids, got 0"),
+    "too many": (json.dumps({"ids": ["x"] * 16_385}).encode(), "expected 1 to 16,384 ids, got 16,385"),
+    "an empty id": (b'{"ids": ["test:0", ""]}', "expected ids of 1 to 256 characters, got one of 0"),
+    "a long id": (json.dumps({"ids": ["x" * 257]}).encode(), "expected ids of 1 to 256 characters, got one of 257"),
 }
 
 
@@ -441,7 +435,7 @@ def test_bodies_that_are_no_request(start: Callable[..., Running], trained: Trai
     for name, (body, text) in BODIES.items():
         assert text in error(client.post("/predict", content=body), 422)["error"], name
     assert (
-        "more than 4,194,304 bytes"
+        "expected a body of at most 4,194,304 bytes, got more"
         in error(running.client().post("/predict", content=bytes((4 << 20) + 1)), 413)["error"]
     )
     assert "POST /predict" in error(client.get("/predict"), 405)["error"]
@@ -462,16 +456,16 @@ def test_a_body_that_does_not_come(start: Callable[..., Running]) -> None:
         response = running.client().post("/predict", content=slowly())
     except httpx.TransportError:  # it was cut off while still sending
         return
-    assert "did not come within" in error(response, 408)["error"]
+    assert "was not received within" in error(response, 408)["error"]
 
 
 def test_no_more_wait_than_there_is_room_for(start: Callable[..., Running]) -> None:
     running = start(PATIENTLY)
-    first = running.desk.submit(["test:0"])
+    first = running.batcher.submit(["test:0"])
     running.until(first.running)
-    waiting = [running.desk.submit(["test:1"]) for _ in range(batcher.ROOM)]
+    waiting = [running.batcher.submit(["test:1"]) for _ in range(batcher.QUEUE_SIZE)]
     response = running.predict(["test:2"])
-    assert f"{batcher.ROOM} requests wait for the parties already" in error(response, 429)["error"]
+    assert f"{batcher.QUEUE_SIZE} requests are waiting for the parties already" in error(response, 429)["error"]
     assert response.headers["retry-after"] == "1"
     running.join()
     for future in (first, *waiting):
@@ -480,12 +474,12 @@ def test_no_more_wait_than_there_is_room_for(start: Callable[..., Running]) -> N
 
 def test_who_waits_when_the_service_ends_is_told(start: Callable[..., Running]) -> None:
     running = start(PATIENTLY)
-    first = running.desk.submit(["test:0"])
+    first = running.batcher.submit(["test:0"])
     running.until(first.running)
-    second = running.desk.submit(["test:0"])
-    running.desk.stop()
+    second = running.batcher.submit(["test:0"])
+    running.batcher.stop()
     running.worker.join()
-    third = running.desk.submit(["test:0"])
+    third = running.batcher.submit(["test:0"])
     for future in (second, third):
         found = future.exception(PATIENT)
         assert isinstance(found, Declined)
@@ -495,12 +489,12 @@ def test_who_waits_when_the_service_ends_is_told(start: Callable[..., Running]) 
 def test_a_party_that_sends_junk_is_refused(start: Callable[..., Running], trained: Trained) -> None:
     running = start(PATIENTLY)
     running.join(*[name for name in NAMES if name != AWAY])
-    rogue = running.network.join(AWAY).member
+    rogue = running.network.join(AWAY).handler
     for junk in (b"\x01no\x00[5]", b"\x01no", b'\x01no\x00{"0": 1}', b"\x01no\x00[true]", b"\x01no\x00" + b"[" * 40):
         with pytest.raises(Exception, match="does not say which"):
             batcher.lacking(AWAY, junk, 5)
     rogue.represent = lambda question: (1, b"\x01I have none")
-    running.desk.requests.hooks = Hooks()  # its end is no trouble of this test
+    running.batcher.requests.hooks = Hooks()  # its end is no trouble of this test
     assert running.decline(["test:0"]) == [AWAY]
     assert "does not say which" in str(running.network.futures[AWAY].exception(PATIENT))
     rogue.message_log.close()
@@ -573,7 +567,7 @@ def test_without_a_fallback_nothing_stands_in(start: Callable[..., Running]) -> 
 @given(st.integers(1, 6), st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True), max_size=20))
 def test_the_longest_unused_rows_go_first(room: int, visits: list[list[int]]) -> None:
     """Against a plain ordered dictionary: even visits put rows in, odd ones look them up."""
-    kept, plain = KeptRows(room, 2), OrderedDict[str, float]()
+    kept, plain = RepresentationCache(room, 2), OrderedDict[str, float]()
     for number, visit in enumerate(visits):
         ids = [str(n) for n in visit]
         if number % 2 == 0:
@@ -608,7 +602,7 @@ def test_a_token_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     path.chmod(0o600)
     for text in ("", "short", "x" * 30 + " y" * 10):
         path.write_text(text)
-        with pytest.raises(ConfigError, match="at least 32 without spaces"):
+        with pytest.raises(ConfigError, match="at least 32 characters without spaces"):
             service.read_token(path)
     path.write_bytes(b"\xff" * 40)
     with pytest.raises(ConfigError, match="Delete the file to have a new one made"):
@@ -618,14 +612,14 @@ def test_a_token_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--insecure", "--listen", "0.0.0.0:0"], "--insecure works on loopback addresses only"),
+        (["--insecure", "--listen", "0.0.0.0:0"], "expected a loopback address with --insecure, got '0.0.0.0:0'"),
         (["--insecure", "--listen", "127.0.0.1:x"], "cannot listen on '127.0.0.1:x'"),
         (["--insecure", "--client-certs", "scoring"], "--client-certs goes with neither --insecure nor --token-file"),
         (["--insecure", "--tls-cert", "a", "--tls-key", "b"], "--tls-cert has no effect"),
         (["--tls-cert", "a"], "--tls-cert and --tls-key belong together"),
         (["--tls-cert", "absent.crt", "--tls-key", "absent.key"], "cannot use absent.crt with absent.key"),
-        (["--timeout", "0"], "--timeout 0 and --cache-rows 1000000 came, more than 0 is expected"),
-        (["--warm", "--source", "live"], "--warm fetches rows to keep them"),
+        (["--timeout", "0"], "expected --timeout and --cache-rows above 0, got 0 and 1000000"),
+        (["--warm", "--source", "live"], "--warm fetches rows to cache them"),
         (["--dir", "empty"], "is not finished: run `efvfl serve "),
     ],
 )
@@ -657,7 +651,7 @@ def test_without_the_packages_the_command_says_what_to_install(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "fastapi", None)
-    monkeypatch.delitem(sys.modules, "efvfl.network.predict.web")
+    monkeypatch.delitem(sys.modules, "efvfl.network.predict.http_app")
     shutil.copytree(trained.folder / "server", tmp_path / "server")
     common = ["--dir", str(tmp_path / "server"), "--certs", str(trained.folder / "certs"), "--address", "127.0.0.1:0"]
     assert main(["serve-predictions", str(trained.file), *common]) == 2

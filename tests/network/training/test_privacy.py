@@ -102,7 +102,7 @@ class Overheard(Meeting):
         self.sent: dict[str, list[bytes]] = {name: [] for name in ("server", *PARTIES)}
         self.ready = ready
         self.trail = audit_log.AuditLog(folder / "server")
-        self.requests.hooks = replace(self.requests.hooks, wrote=self.trail.wrote)
+        self.requests.hooks = replace(self.requests.hooks, wrote=self.trail.record)
         self.batches: list[Tensor] = []
         self.fusion: list[Tensor] = []
         self.limit = frame_limit(self.serving.plan)
@@ -340,7 +340,7 @@ def test_no_seed_and_no_key_leaves(heard: Overheard) -> None:
 def test_a_hello_says_what_it_must_and_no_more(heard: Overheard) -> None:
     for name in PARTIES:
         first = Frame.from_bytes(heard.sent[name][0])
-        table = first.words()
+        table = first.json()
         assert first.kind == FrameKind.HELLO
         assert set(table) == {"protocol", "name", "digest", "shared", "rows", "memory", "step"}
         assert set(table["rows"]) == {"train", "validation", "test"}

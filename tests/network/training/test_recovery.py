@@ -32,7 +32,7 @@ from recovery_case import MODES, Fates, FrameFate, disturbed, rows, small, undis
 from efvfl.config.run_file import LimitConfig, RunConfig
 from efvfl.errors import CheckpointError, Interrupted, LimitError, LinkError, ProtocolError, RefusedError
 from efvfl.network.links.dialling import Dialler
-from efvfl.network.links.frame import Frame, FrameKind, words
+from efvfl.network.links.frame import Frame, FrameKind, json_frame
 from efvfl.network.links.wire import MemoryWire, memory_pair
 from efvfl.network.training import participant_data
 from efvfl.network.training.party_process import PartyProcess
@@ -192,7 +192,7 @@ def test_a_party_computes_again_what_its_disk_had_not_taken(
         with pytest.raises(Interrupted):
             list(network._served().train())
         network.kill_server()
-        network.joinings["left"].member.message_log.close()
+        network.joinings["left"].handler.message_log.close()
         assert lose(tmp_path / "left") or save_steps == 1
         network.watch = lambda: None
         network.join("left")
@@ -248,7 +248,7 @@ def test_a_party_that_was_away_at_the_end_hears_of_it_later(rows: Path, tmp_path
 def test_a_party_that_died_after_its_goodbye_is_told_again(rows: Path, tmp_path: Path) -> None:
     with Network(small(rows), tmp_path, lives=2) as network:
         first = network.run()
-        network.joinings["left"].member.message_log.close()
+        network.joinings["left"].handler.message_log.close()
         network.join("left")
         network.finish()
         assert_same(first, network.outcome())
@@ -412,7 +412,7 @@ def test_a_question_that_is_repeated_on_its_way_gives_no_more_rows(alone: Alone)
 def spoken(started: PartyProcess, frames: list[Frame]) -> list[Frame]:
     """Return what a party says on a link on which these frames come, one after another."""
     here, there = memory_pair()
-    for frame in (words(FrameKind.WELCOME, {"number": 0}), *frames):
+    for frame in (json_frame(FrameKind.WELCOME, {"number": 0}), *frames):
         there.send(frame.to_bytes())
     Dialler(started, lambda: here, WAITING).run()
     return list(heard(there))
@@ -623,7 +623,7 @@ def test_a_second_party_of_the_same_name_waits(rows: Path, tmp_path: Path) -> No
 
         def note(name: str, direction: str, frame: Frame) -> None:
             if frame.kind == FrameKind.REFUSE:
-                refused.append(str(frame.words()["text"]))
+                refused.append(str(frame.json()["text"]))
                 joining.stopping.set()
 
         def watch() -> None:
@@ -632,7 +632,7 @@ def test_a_second_party_of_the_same_name_waits(rows: Path, tmp_path: Path) -> No
             elif tries and tries[0].done() and "right" not in network.joinings:
                 network.join("right")
 
-        joining.wrote = note
+        joining.on_frame = note
         network.watch = watch
         network.join("left")
         goes_on(network)

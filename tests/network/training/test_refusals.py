@@ -39,7 +39,7 @@ from torch import Tensor
 from efvfl.config.run_file import LimitConfig
 from efvfl.errors import EfvflError, LimitError, LinkError, ProtocolError, RefusedError
 from efvfl.network.links.dialling import Dialler
-from efvfl.network.links.frame import MAX_WORDS, PIECE, Frame, FrameKind, words
+from efvfl.network.links.frame import MAX_JSON, PIECE, Frame, FrameKind, json_frame
 from efvfl.network.links.grpc import METHOD, dial, listen
 from efvfl.network.links.wire import Wire, memory_pair
 from efvfl.network.training.party_process import PartyProcess
@@ -236,11 +236,14 @@ FRAMES: dict[str, tuple[Frame, str]] = {
     "STOP": (Frame(FrameKind.STOP, 3), "a party does not send STOP"),
     "REQUEST": (Frame(FrameKind.REQUEST, 3, 0, Message(Kind.BEGIN, 0).to_bytes()), "a party does not send REQUEST"),
     "ASK": (Frame(FrameKind.ASK, 1, 0, b'{"ids": ["1"]}'), "a party does not send ASK"),
-    "WELCOME": (words(FrameKind.WELCOME, {}), "a party does not send WELCOME"),
+    "WELCOME": (json_frame(FrameKind.WELCOME, {}), "a party does not send WELCOME"),
     "REFUSE that is not JSON": (Frame(FrameKind.REFUSE, body=b"\xff\xfe"), "REFUSE is not JSON"),
-    "REFUSE that is no table": (Frame(FrameKind.REFUSE, body=b"[]"), "REFUSE holds a list, a table is expected"),
+    "REFUSE that is no table": (Frame(FrameKind.REFUSE, body=b"[]"), "expected a JSON object in REFUSE, got a list"),
     "REFUSE without an end": (Frame(FrameKind.REFUSE, body=b"[" * 100_000), "REFUSE is not JSON"),
-    "a long REFUSE": (Frame(FrameKind.REFUSE, body=b" " * (MAX_WORDS + 1)), "REFUSE of 1,048,577 bytes came"),
+    "a long REFUSE": (
+        Frame(FrameKind.REFUSE, body=b" " * (MAX_JSON + 1)),
+        "expected a REFUSE of at most 1,048,576 bytes, got 1,048,577",
+    ),
 }
 
 
@@ -264,12 +267,12 @@ def test_a_refusal_by_a_party_is_shown_and_the_party_may_come_back(
     for text in ("my disk is full", ["nested"], None, {"a": [1]}):
         rogue = Rogue(meeting)
         rogue.play(FrameKind.REQUEST)
-        rogue.send(words(FrameKind.REFUSE, {"text": text}))
+        rogue.send(json_frame(FrameKind.REFUSE, {"text": text}))
         rogue.closed()
         said(caplog, re.escape(f"{VICTIM} is gone: it refuses: {text}"))
     rogue = Rogue(meeting)
     rogue.play(FrameKind.REQUEST)
-    rogue.send(words(FrameKind.REFUSE, {"text": "one\x1b[2J\ntwo"}))
+    rogue.send(json_frame(FrameKind.REFUSE, {"text": "one\x1b[2J\ntwo"}))
     said(caplog, r"it refuses: one\?\[2J\?two$")
     meeting.join(VICTIM)
     meeting.finish()
@@ -359,7 +362,7 @@ def test_a_hello_of_wrong_types_is_refused(meeting: Meeting) -> None:
             ({**about, "protocol": value}, "the server speaks protocol 1, top-left speaks")
             for value in (*junk, "1")[2:]
         ),
-        *(({**about, "digest": value}, "the shared part of the files differs: nothing it admits") for value in junk),
+        *(({**about, "digest": value}, "the shared part of the files differs: only the digest") for value in junk),
         *(({**about, "digest": "", "shared": value}, "the shared part of the files differs") for value in junk),
         ({**about, "digest": "", "shared": {**about["shared"], "seed": 4}}, "seed: the server has 3, top-left has 4"),
         ({**about, "digest": "", "shared": {**about["shared"], "method": {}}}, "method.name: the server has 'efvfl'"),
@@ -396,9 +399,9 @@ def test_a_hello_of_wrong_types_is_refused(meeting: Meeting) -> None:
         (b'{"name": ' + b"9" * 5000 + b"}", "HELLO is not JSON"),
         (b'{"name": NaN}', "nan is not a party"),
         (b'{"name": 1e999}', "inf is not a party"),
-        (b"[]", "HELLO holds a list, a table is expected"),
-        (b"null", "HELLO holds a NoneType, a table is expected"),
-        (b'{"name": "' + b"x" * (10 << 20) + b'"}', "HELLO of 10,485,772 bytes came, at most 1,048,576 are expected"),
+        (b"[]", "expected a JSON object in HELLO, got a list"),
+        (b"null", "expected a JSON object in HELLO, got a NoneType"),
+        (b'{"name": "' + b"x" * (10 << 20) + b'"}', "expected a HELLO of at most 1,048,576 bytes, got 10,485,772"),
         (b'{"name": "' + b"x" * (1 << 19) + b'"}', "is not a party of this federation"),
         (pickle.dumps({"name": VICTIM}), "HELLO is not JSON"),
     ],
@@ -416,7 +419,7 @@ def test_a_hello_of_a_thousand_keys_gets_a_short_refusal(meeting: Meeting, caplo
     keys = {f"{i}\x1b[31m": 0 for i in range(40_000)}
     for shared in (keys, {"\n" + "x" * 900_000: 0}):
         rogue = Rogue(meeting)
-        rogue.send(words(FrameKind.HELLO, about | {"digest": "", "shared": shared}))
+        rogue.send(json_frame(FrameKind.HELLO, about | {"digest": "", "shared": shared}))
         text = rogue.refused()  # which reads it: it must not be longer than what may come back
         assert text.startswith("the shared part of the files differs")
         assert len(text) < 10_000
@@ -535,7 +538,7 @@ def test_an_oversized_frame_closes_the_link(meeting: Meeting, tight: str, caplog
     request = rogue.play(FrameKind.REQUEST, after=2)
     rogue.send(Frame(FrameKind.REPLY, request.number, 0, bytes(4 * PIECE)))
     rogue.closed()
-    said(caplog, f"{VICTIM} is gone: a frame of more than 3,145,728 bytes came, which nothing here can need.")
+    said(caplog, f"{VICTIM} is gone: expected a frame of at most 3,145,728 bytes, got more.")
     rogue.wire.close()
     meeting.join(VICTIM, lambda: dial(tight, None, 3 * PIECE))
     meeting.finish()
@@ -560,7 +563,7 @@ def test_a_piece_that_is_not_ours_closes_the_link(meeting: Meeting, tight: str, 
     with grpc.insecure_channel(tight) as channel:
         call = channel.stream_stream(METHOD)(iter(out.get, None), timeout=20)
         try:
-            texts = [Frame.from_bytes(data[1:]).words()["text"] for data in call]
+            texts = [Frame.from_bytes(data[1:]).json()["text"] for data in call]
             assert texts == (["no HELLO came within 0.5 seconds."] if piece == MORE else [])
         except grpc.RpcError:
             assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # gRPC's own limit came first
@@ -779,7 +782,7 @@ def played(member: PartyProcess, *frames: Frame | bytes, dials: int = 1) -> tupl
         if len(wires) == dials:
             raise Stopped
         near, far = memory_pair()
-        for frame in (words(FrameKind.WELCOME, {"number": 0}), *frames):
+        for frame in (json_frame(FrameKind.WELCOME, {"number": 0}), *frames):
             near.send(frame if isinstance(frame, bytes) else frame.to_bytes())
         wires.append(near)
         return far
@@ -803,7 +806,7 @@ def test_a_party_says_why_it_refuses_a_request_and_leaves(tmp_path: Path, script
     assert isinstance(error, ProtocolError)  # and not Stopped: to dial again would bring the same
     assert re.search(text, str(error))
     assert [frame.kind.name for frame in heard] == ["HELLO", "REPLY", "REPLY", "REFUSE"]
-    assert heard[-1].words() == {"code": "wrong", "text": str(error)}
+    assert heard[-1].json() == {"code": "wrong", "text": str(error)}
 
 
 @pytest.mark.parametrize("case", ["no end", "a list", "a pickle"])
@@ -833,7 +836,7 @@ def test_a_party_dials_again_after_what_is_no_frame(tmp_path: Path, script: list
     ],
 )
 def test_a_party_that_is_refused_says_so(tmp_path: Path, table: dict[str, Any], text: str) -> None:
-    error, _ = played(make_member(settings(), VICTIM, tmp_path), words(FrameKind.REFUSE, table))
+    error, _ = played(make_member(settings(), VICTIM, tmp_path), json_frame(FrameKind.REFUSE, table))
     assert isinstance(error, RefusedError)
     assert str(error) == text
 

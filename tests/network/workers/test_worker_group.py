@@ -274,7 +274,7 @@ def train(folder: Path, restarts: int = 0, watch: Callable[[Torchrun, int], None
         south.stopping.set()
         serving.requests.close()
         serving.message_log.close()
-        south.member.message_log.close()
+        south.handler.message_log.close()
         listening.stop(None).wait()
 
 
@@ -337,7 +337,7 @@ def test_the_label_holders_own_party(tmp_path: Path) -> None:
             thread.join(PATIENT)
     finally:
         north.stopping.set()
-        north.member.message_log.close()
+        north.handler.message_log.close()
     alone = make_federation(config, load_data(config, tmp_path))
     list(alone.train(config.epochs, gradient=False))
     expected = alone.state_dict()

@@ -1,1 +1,1 @@
-"""Which rows all participants share."""
+"""Alignment: finding the rows that all participants share."""

@@ -1,4 +1,4 @@
-"""The rows that all participants share, in the order that all use, each with its split: what an alignment leaves."""
+"""The result of an alignment: the rows that all participants share, in the order that all use, with their splits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ with optional("tables", "a list of aligned rows"):
     import polars
 
 FILE: Final = "aligned.parquet"
-SPLITS: Final = ("train", "validation", "test")  # a row's code is the place of its split
+SPLITS: Final = ("train", "validation", "test")  # a row's code is the index of its split
 
 
 @dataclass(frozen=True)
@@ -27,23 +27,23 @@ class Aligned:
     """The list of shared rows."""
 
     ids: list[str]
-    splits: bytes  # a code for each
+    splits: bytes  # a code for each id
 
     def digest(self) -> bytes:
         """Return a digest of the whole list."""
-        found = hashlib.blake2b(len(self.ids).to_bytes(8, "little") + self.splits, digest_size=DIGEST)
+        digest = hashlib.blake2b(len(self.ids).to_bytes(8, "little") + self.splits, digest_size=DIGEST)
         for name in self.ids:
             code = name.encode()
-            found.update(len(code).to_bytes(8, "little") + code)
-        return found.digest()
+            digest.update(len(code).to_bytes(8, "little") + code)
+        return digest.digest()
 
     def counts(self) -> dict[str, int]:
         """Return how many rows each split has."""
-        found = Counter(self.splits)
-        return {split: found[code] for code, split in enumerate(SPLITS)}
+        rows = Counter(self.splits)
+        return {split: rows[code] for code, split in enumerate(SPLITS)}
 
     def save(self, folder: Path) -> Path:
-        """Write the list with the columns `id` and `split`."""
+        """Write the list as Parquet with the columns `id` and `split`; return the path."""
         buffer = io.BytesIO()
         polars.DataFrame({"id": self.ids, "split": [SPLITS[code] for code in self.splits]}).write_parquet(buffer)
         write_atomically(folder / FILE, buffer.getvalue())
@@ -51,19 +51,19 @@ class Aligned:
 
     @classmethod
     def load(cls, folder: Path) -> Aligned:
-        """Read what `save` left."""
+        """Return the list that `save` wrote."""
         path = folder / FILE
         try:
             frame = polars.read_parquet(path)
         except (OSError, polars.exceptions.PolarsError) as error:
             raise DataError(f"cannot read {path}: {error}. Run `efvfl align` first, all together.") from error
         if frame.schema != {"id": polars.String, "split": polars.String} or not set(frame["split"]) <= set(SPLITS):
-            raise DataError(f"{path} was not left by `efvfl align`: run it again, all together.")
+            raise DataError(f"{path} was not written by `efvfl align`: run it again, all together.")
         return cls(frame["id"].to_list(), bytes(SPLITS.index(split) for split in frame["split"]))
 
 
 def shapes(ids: Sequence[str]) -> str:
-    """Say what ids look like without showing any."""
+    """Describe the format of ids without showing any."""
     lengths = [len(name) for name in ids]
     kinds = Counter(map(_shape, ids))
     shares = ", ".join(f"{count / len(ids):.0%} {kind}" for kind, count in kinds.most_common())

@@ -1,6 +1,6 @@
 """The questions and answers of an alignment as bytes. Layout: docs/alignment.md.
 
-Numbers are LEB128. Bytes come from another organisation, so every length is checked before it is believed.
+Numbers are LEB128. Bytes come from another organisation, so every length is checked before it is used.
 """
 
 from __future__ import annotations
@@ -26,58 +26,60 @@ ROWS: Final = 1 << 16  # of one part of the list
 BYTES: Final = 4 << 20  # of their ids; a part ends with the id that reaches it
 
 
-class Word(IntEnum):
-    """The first byte of a question, and of its answer. Those of training and prediction begin with others."""
+class AlignmentKind(IntEnum):
+    """The kinds of questions: the first byte of a question and of its answer, distinct from those of training."""
 
     SIZE = 2  # how many shards do you need?
     BLINDED = 3  # points of the label holder's ids; and back: the party's points, and those under both keys
     DIGESTS = 4  # the salted digests of the party's ids
     ORDER = 5  # one salted digest of all the party's ids in order
-    ROWS = 6  # a part of the rows that all share
+    ROWS = 6  # a part of the list of shared rows
     VOID = 7  # there is no list, and why
 
 
-class Reason(IntEnum):
-    """Why there is no list."""
+class VoidReason(IntEnum):
+    """Why there is no list of shared rows."""
 
     EMPTY = 1  # no id is shared by all
     UNCUT = 2  # the shared rows cannot be cut into splits
 
 
-def begin(data: bytes) -> tuple[Word, Reader]:
-    """Return what kind of question or answer this is, and the rest of it."""
+def read_kind(data: bytes) -> tuple[AlignmentKind, Reader]:
+    """Return the kind of a question or an answer, and a reader of the rest."""
     reader = Reader(data)
     code = reader.byte("a question's kind")
-    if code not in set(Word):
-        raise ProtocolError(f"question kind {code} came, which is none of an alignment: does the other side align?")
-    return Word(code), reader
+    if code not in set(AlignmentKind):
+        raise ProtocolError(
+            f"expected a kind of question that belongs to an alignment, got {code}: does the other side align?"
+        )
+    return AlignmentKind(code), reader
 
 
-def answer(data: bytes, word: Word) -> Reader:
-    """Return the rest of an answer of this kind."""
-    found, reader = begin(data)
-    if found != word:
-        raise ProtocolError(f"{found.name} came, an answer to {word.name} is expected.")
+def read_answer(data: bytes, kind: AlignmentKind) -> Reader:
+    """Return a reader of the rest of an answer, which must be of this kind."""
+    got, reader = read_kind(data)
+    if got != kind:
+        raise ProtocolError(f"expected an answer to {kind.name}, got {got.name}.")
     return reader
 
 
 def bounded(reader: Reader, least: int, most: int, what: str) -> int:
-    """Return a number within bounds."""
+    """Read a number; refuse one out of bounds."""
     value = reader.number(what)
     if not least <= value <= most:
-        raise WireError(f"{what} is {value:,}, {least:,} to {most:,} is expected.")
+        raise WireError(f"expected {what} from {least:,} to {most:,}, got {value:,}.")
     return value
 
 
-def write(word: Word, *fields: int | bytes) -> bytes:
-    """Return a question or an answer."""
-    return b"".join((bytes((word,)), *(number(f) if isinstance(f, int) else f for f in fields)))
+def write(kind: AlignmentKind, *fields: int | bytes) -> bytes:
+    """Return a question or an answer as bytes."""
+    return b"".join((bytes((kind,)), *(number(f) if isinstance(f, int) else f for f in fields)))
 
 
-def blinded(salt: bytes, shards: int, parts: Mapping[int, bytes]) -> bytes:
-    """Ask about the ids in some shards, by their points."""
+def write_blinded(salt: bytes, shards: int, parts: Mapping[int, bytes]) -> bytes:
+    """Return a question about the ids in some shards, as points."""
     fields = [f for shard, points in parts.items() for f in (shard, len(points) // POINT, points)]
-    return write(Word.BLINDED, salt, shards, len(parts), *fields)
+    return write(AlignmentKind.BLINDED, salt, shards, len(parts), *fields)
 
 
 def read_blinded(reader: Reader) -> tuple[bytes, int, dict[int, bytes]]:
@@ -86,26 +88,26 @@ def read_blinded(reader: Reader) -> tuple[bytes, int, dict[int, bytes]]:
     shards = bounded(reader, 1, MOST_SHARDS, "the number of shards")
     parts: dict[int, bytes] = {}
     for _ in range(bounded(reader, 1, MOST_PARTS, "the number of shards in a question")):
-        shard = bounded(reader, 0, shards - 1, "a shard's place")
+        shard = bounded(reader, 0, shards - 1, "a shard's index")
         if shard in parts:
-            raise WireError(f"shard {shard} came twice.")
+            raise WireError(f"expected every shard once, got shard {shard} twice.")
         parts[shard] = _points(reader, bounded(reader, 1, MOST_POINTS, "the number of a shard's points"))
     reader.end("question")
     return salt, shards, parts
 
 
-def answered(parts: Mapping[int, tuple[bytes, bytes]]) -> bytes:
-    """Answer with the party's own points and those under both keys, shard by shard."""
-    fields = [f for own, both in parts.values() for f in (len(own) // POINT, own, both)]
-    return write(Word.BLINDED, *fields)
+def write_blinded_answer(parts: Mapping[int, tuple[bytes, bytes]]) -> bytes:
+    """Return an answer: for every shard, the party's points and the label holder's points under both keys."""
+    fields = [f for points, both in parts.values() for f in (len(points) // POINT, points, both)]
+    return write(AlignmentKind.BLINDED, *fields)
 
 
-def read_answered(data: bytes, asked: Mapping[int, bytes]) -> dict[int, tuple[bytes, bytes]]:
-    """Return the same of an answer to a question with these points."""
-    reader, parts = answer(data, Word.BLINDED), {}
+def read_blinded_answer(data: bytes, asked: Mapping[int, bytes]) -> dict[int, tuple[bytes, bytes]]:
+    """Return, for every shard asked about, the party's points and ours under both keys."""
+    reader, parts = read_answer(data, AlignmentKind.BLINDED), {}
     for shard, points in asked.items():
-        own = _points(reader, bounded(reader, 1, FRAME // POINT, "the number of a shard's points"))
-        parts[shard] = (own, _points(reader, len(points) // POINT))
+        theirs = _points(reader, bounded(reader, 1, FRAME // POINT, "the number of a shard's points"))
+        parts[shard] = (theirs, _points(reader, len(points) // POINT))
     reader.end("answer")
     return parts
 
@@ -115,33 +117,35 @@ def _points(reader: Reader, count: int) -> bytes:
 
 
 def read_digests(data: bytes, start: int) -> tuple[int, list[bytes]]:
-    """Return how many digests a party has in all, and those from `start` on that this answer holds."""
-    reader = answer(data, Word.DIGESTS)
+    """Return the number of all the party's digests, and those from `start` on in this answer."""
+    reader = read_answer(data, AlignmentKind.DIGESTS)
     total = bounded(reader, 1, MOST_IDS, "the number of digests")
-    found = reader.take(min(DIGESTS, max(0, total - start)) * DIGEST, "the digests")
+    digests = reader.take(min(DIGESTS, max(0, total - start)) * DIGEST, "the digests")
     reader.end("answer")
-    return total, [found[i : i + DIGEST] for i in range(0, len(found), DIGEST)]
+    return total, [digests[i : i + DIGEST] for i in range(0, len(digests), DIGEST)]
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some rows of the list that all share."""
+class ListPart:
+    """A part of the list of shared rows."""
 
     digest: bytes  # of the whole list
     total: int  # rows of the whole list
-    start: int  # which of them is the first one here
+    start: int  # index of the first row here
     splits: bytes  # a code for each row here
-    ids: list[str]  # for each row here; none where all hold the same ids anyway
+    ids: list[str]  # for each row here; empty where all hold the same ids anyway
 
     def to_bytes(self) -> bytes:
-        """Return it as a question."""
+        """Return the part as a question."""
         codes = [name.encode() for name in self.ids]
         fields = [f for code in codes for f in (len(code), code)]
-        return write(Word.ROWS, self.digest, self.total, self.start, len(self.splits), self.splits, len(codes), *fields)
+        return write(
+            AlignmentKind.ROWS, self.digest, self.total, self.start, len(self.splits), self.splits, len(codes), *fields
+        )
 
     @classmethod
-    def read(cls, reader: Reader) -> Part:
-        """Read one that is all that is left."""
+    def read(cls, reader: Reader) -> ListPart:
+        """Read a part that takes up the rest of a question."""
         digest = reader.take(DIGEST, "the list's digest")
         total = bounded(reader, 1, MOST_IDS, "the list's length")
         start = bounded(reader, 0, total - 1, "a part's start")
@@ -153,19 +157,19 @@ class Part:
             try:
                 ids.append(code.decode())
             except UnicodeDecodeError as error:
-                raise WireError("an id came that is not UTF-8.") from error
+                raise WireError("expected ids in UTF-8, got other bytes.") from error
         reader.end("part of the list")
         if ids and len(ids) != count:
-            raise WireError(f"{len(ids):,} ids and {count:,} splits came: one for each row is expected.")
+            raise WireError(f"expected one id for each of {count:,} splits, got {len(ids):,}.")
         return cls(digest, total, start, splits, ids)
 
 
-def parts_of(digest: bytes, ids: list[str], splits: bytes, named: bool) -> Iterator[Part]:
-    """Cut the list into parts; without ids unless `named`."""
+def parts_of(digest: bytes, ids: list[str], splits: bytes, named: bool) -> Iterator[ListPart]:
+    """Yield the list in parts; without ids unless `named`."""
     start = stop = size = 0
     while start < len(ids):
         while stop < len(ids) and stop - start < ROWS and size < BYTES:
             size += len(ids[stop].encode()) if named else 0
             stop += 1
-        yield Part(digest, len(ids), start, splits[start:stop], ids[start:stop] if named else [])
+        yield ListPart(digest, len(ids), start, splits[start:stop], ids[start:stop] if named else [])
         start, size = stop, 0

@@ -1,11 +1,11 @@
-"""Private set intersection of two lists of ids, cut into shards so that all cores can work at it.
+"""Private set intersection of two lists of ids, in shards so that all cores can work on it.
 
 Diffie-Hellman on the curve P-256: the label holder turns its ids into points and multiplies them by a secret key; a
-party multiplies these by a key of its own, and its own ids' points by that key alone; the label holder takes its own
-key off again and compares. Without the keys points look random, so only ids that both hold can be recognised.
+party multiplies these by a key of its own, and its own ids' points by that key alone; the label holder removes its key
+again and compares. Without the keys points look random, so only ids that both hold can be recognised.
 
-Every shard has keys of its own, which are made for one question and forgotten after it. Shards are filled up to the
-size of the fullest one with random entries that equal nothing, so their sizes say nothing about the ids in them.
+Every shard has its own keys, which are made for one question and discarded after it. Shards are padded to the size of
+the largest one with random entries that match nothing, so their sizes reveal nothing about the ids in them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from efvfl.util.extras import optional
 with optional("network", "private set intersection"):
     import private_set_intersection.python as library  # type: ignore[import-untyped]
 
-SHARD: Final = 10_000  # ids of a shard, about: two seconds of work
+SHARD: Final = 10_000  # ids in a shard, roughly: two seconds of work
 SMALL: Final = 20_000  # ids: with fewer, starting processes would take longer than it saves
 
 
 def shards_for(count: int) -> int:
-    """Return into how many shards so many ids are cut."""
+    """Return the number of shards for so many ids."""
     return 1 if count < SMALL else min(MOST_SHARDS, -(-count // SHARD))
 
 
 def keyed(salt: bytes, size: int = DIGEST) -> Callable[[str], bytes]:
-    """Return a function that gives the BLAKE2b digest of an id under a salt."""
+    """Return a function that computes the BLAKE2b digest of an id under a salt."""
     empty = hashlib.blake2b(key=salt, digest_size=size)
 
     def digest(name: str) -> bytes:
@@ -50,8 +50,8 @@ def keyed(salt: bytes, size: int = DIGEST) -> Callable[[str], bytes]:
     return digest
 
 
-def cut(ids: Iterable[str], salt: bytes, shards: int) -> list[list[str]]:
-    """Return the entries of every shard: ids after a '+', and what fills it up after a '-'."""
+def split_into_shards(ids: Iterable[str], salt: bytes, shards: int) -> list[list[str]]:
+    """Return the entries of every shard: ids with a '+' before them, padding with a '-'."""
     digest = keyed(salt, 8)
     parts: list[list[str]] = [[] for _ in range(shards)]
     for name in ids:
@@ -82,25 +82,25 @@ def encrypt(key: bytes, entries: list[str]) -> bytes:
     return b"".join(sorted(message.raw.encrypted_elements))
 
 
-def reply(key: bytes, points: bytes) -> bytes:
+def encrypt_again(key: bytes, points: bytes) -> bytes:
     """Party: return the label holder's points under both keys, in their order."""
     request = library.Request(reveal_intersection=True, encrypted_elements=_each(points))
     try:
         response = library.server.CreateFromKey(key, True).ProcessRequest(request)
     except RuntimeError as error:
-        raise ProtocolError("bytes came that are no points of the curve.") from error
+        raise ProtocolError("expected points of the curve, got other bytes.") from error
     return b"".join(response.encrypted_elements)
 
 
 def match(key: bytes, theirs: bytes, both: bytes) -> list[int]:
-    """Label holder: return the places of the entries that the party has too."""
+    """Label holder: return the indices of the entries that the party has too."""
     setup = library.ServerSetup()
     setup.raw.encrypted_elements.extend(_each(theirs))
     try:
         client = library.client.CreateFromKey(key, True)
         places: list[int] = client.GetIntersection(setup, library.Response(encrypted_elements=_each(both)))
     except RuntimeError as error:
-        raise ProtocolError("bytes came that are no points of the curve.") from error
+        raise ProtocolError("expected points of the curve, got other bytes.") from error
     return places
 
 
@@ -114,19 +114,19 @@ def cores() -> int:
 
 
 def workers(processes: int) -> Executor:
-    """Return so many processes to work in, or for one a thread of this process."""
+    """Return a pool of so many processes, or for one process a thread of this one."""
     if processes == 1:
         return ThreadPoolExecutor(1, thread_name_prefix="efvfl-align")
     return ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _prepare)
 
 
 def _prepare() -> None:
-    """Leave Ctrl-C to the parent, and go when it goes, even if it is killed."""
+    """Leave Ctrl-C to the parent, and exit when it exits, even if it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_go_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _go_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -134,8 +134,8 @@ def _go_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def unbroken() -> Iterator[None]:
-    """Turn the sudden end of a worker into an error with a remedy."""
+def check_workers() -> Iterator[None]:
+    """Turn the death of a worker process into an error with a remedy."""
     try:
         yield
     except BrokenProcessPool as error:
@@ -143,14 +143,14 @@ def unbroken() -> Iterator[None]:
 
 
 class Intersection:
-    """The label holder's work: blind its shards, a few ahead of the questions, and compare what parties answer."""
+    """The label holder's computation: blind shards, a few ahead of the questions, and match the parties' answers."""
 
     def __init__(
         self, ids: Iterable[str], shards: int, together: int, processes: int, wait: Callable[[Future[Any]], None]
     ) -> None:
-        """Ask about at most so many shards together; `wait` returns when a worker is done."""
+        """Ask about at most `together` shards at a time; `wait` returns when a worker is done."""
         self.salt = secrets.token_bytes(SALT)
-        self.entries = cut(ids, self.salt, shards)
+        self.entries = split_into_shards(ids, self.salt, shards)
         together = max(1, min(together, MOST_PARTS, MOST_POINTS // len(self.entries[0])))
         self.groups = [range(start, min(start + together, shards)) for start in range(0, shards, together)]
         self._wait = wait
@@ -167,31 +167,31 @@ class Intersection:
         self._workers.shutdown(cancel_futures=True)
 
     def points(self, group: range) -> dict[int, bytes]:
-        """Return the points of some shards; groups come in their order."""
+        """Return the points of a group of shards; call it with the groups in order."""
         for shard in range(group.start, min(group.stop + self._ahead, len(self.entries))):
             if shard not in self._blinding:
                 self._blinding[shard] = self._workers.submit(blind, self.entries[shard])
-        found = {}
+        points = {}
         for shard in group:
             work = self._blinding.pop(shard)
             self._wait(work)
-            self._keys[shard], found[shard] = work.result()
-        return found
+            self._keys[shard], points[shard] = work.result()
+        return points
 
     def compare(self, name: str, shard: int, theirs: bytes, both: bytes) -> None:
-        """Have a party's answer about a shard compared, while others are asked on."""
+        """Start matching a party's answer about a shard in a worker."""
         work = self._workers.submit(match, self._keys[shard], theirs, both)
         self._matching.append((shard, name, work))
 
     def common(self) -> list[str]:
-        """Return the ids that all parties have, ordered by their bytes in UTF-8, which is how texts compare."""
+        """Return the ids that all parties have, ordered by their bytes in UTF-8, which is how strings compare."""
         places = [set(range(len(entries))) for entries in self.entries]
         for shard, name, work in self._matching:
             self._wait(work)
             try:
-                kept = work.result()
+                matched = work.result()
             except ProtocolError as error:
-                raise ProtocolError(f"what {name} answered about its ids is none: {error}") from error
-            places[shard] &= set(kept)
+                raise ProtocolError(f"{name} sent an answer that cannot be matched: {error}") from error
+            places[shard] &= set(matched)
         found = (self.entries[shard][place] for shard, chosen in enumerate(places) for place in chosen)
         return sorted(entry[1:] for entry in found if entry[0] == "+")

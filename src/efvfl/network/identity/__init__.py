@@ -1,4 +1,4 @@
-"""Certificates: who may speak."""
+"""Certificates: the identity of a participant on the network."""
 
 from efvfl.util.extras import optional
 

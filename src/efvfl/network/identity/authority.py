@@ -1,7 +1,7 @@
-"""A private CA, and one certificate for each name: `efvfl certs`.
+"""A private certificate authority (CA), and one certificate for each participant: `efvfl certs`.
 
-This runs where the CA's key is kept. A key is written before its certificate and no file is ever replaced, so after a
-crash the same command goes on.
+This runs where the CA's key is stored. A key is written before its certificate and no file is ever replaced, so after a
+crash the same command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import secrets
 import stat
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -25,10 +26,10 @@ from efvfl.errors import ConfigError
 from efvfl.network.identity.certificates import (
     NEW_CA,
     SERVER,
+    certs_command,
     check_dates,
     check_name,
     chmod,
-    command,
     other_names,
     parse,
     parse_key,
@@ -44,13 +45,13 @@ HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_][
 def make(
     folder: Path, names: Sequence[str], days: int = 365, hosts: Sequence[str] = (), *, now: datetime | None = None
 ) -> list[Path]:
-    """Make the CA, unless it is there, and a key pair for every name without a certificate; return the new files.
+    """Make the CA if there is none, and a key pair for every name without a certificate; return the new files.
 
-    `hosts` are further DNS names or IP addresses under which others reach the server.
+    `hosts` are further DNS names or IP addresses of the server.
     """
     now = now or datetime.now(UTC)
     if not 1 <= days <= 36500:
-        raise ConfigError(f"a certificate cannot be valid for {days} days. Choose from 1 to 36500.")
+        raise ConfigError(f"expected 1 to 36500 days of validity, got {days}.")
     _check_names(folder, names)
     wanted = [name for name in dict.fromkeys(names) if not os.path.exists(folder / f"{name}.crt")]
     alternatives = _check_hosts(folder, wanted, hosts)
@@ -64,16 +65,13 @@ def make(
     until = min(now + timedelta(days=days), ca.not_valid_after_utc)
     for name in wanted:
         key = _key(folder / f"{name}.key", made)
-        # A party's certificate cannot pose as the server, nor the server's as a party.
+        # A party's certificate is not valid for the server, nor the server's for a party.
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if name == SERVER else ExtendedKeyUsageOID.CLIENT_AUTH
         also = alternatives if name == SERVER else []
         certificate = _sign(
-            _subject(name),
-            key,
-            ca.subject,
-            ca_key,
-            now,
-            until,
+            _KeyOwner(_subject(name), key),
+            _KeyOwner(ca.subject, ca_key),
+            (now, until),
             x509.BasicConstraints(ca=False, path_length=None),
             x509.ExtendedKeyUsage([purpose]),
             x509.SubjectAlternativeName(dict.fromkeys([x509.DNSName(name), *also])),
@@ -84,7 +82,7 @@ def make(
 
 def _check_names(folder: Path, names: Sequence[str]) -> None:
     if not names:
-        raise ConfigError(f"no name was given. Name the participants: `{command(folder, SERVER, 'PARTY', '...')}`.")
+        raise ConfigError(f"no name was given. Name the participants: `{certs_command(folder)}`.")
     taken = {path.name.removesuffix(".crt").lower(): path.name.removesuffix(".crt") for path in folder.glob("*.crt")}
     for name in names:
         check_name(name)
@@ -96,15 +94,15 @@ def _check_names(folder: Path, names: Sequence[str]) -> None:
 
 
 def _check_hosts(folder: Path, wanted: Sequence[str], hosts: Sequence[str]) -> list[x509.GeneralName]:
-    """The server's further names, which must not be lost because its certificate is not being made."""
+    """Return the server's further names; refuse them if its certificate exists already and does not have them."""
     alternatives = [_host(host) for host in hosts]
     if SERVER not in wanted:
         path = folder / f"{SERVER}.crt"
-        there = os.path.exists(path)
-        known = other_names(parse(path, read(path))) if there else []
-        if lost := [host for host, each in zip(hosts, alternatives, strict=True) if each not in known]:
-            mend = f"Delete {path} and {SERVER}.key and run this again" if there else f"Add the name {SERVER!r}"
-            raise ConfigError(f"the server's certificate does not have the hosts {', '.join(lost)}. {mend}.")
+        exists = os.path.exists(path)
+        known = other_names(parse(path, read(path))) if exists else []
+        if absent := [host for host, each in zip(hosts, alternatives, strict=True) if each not in known]:
+            remedy = f"Delete {path} and {SERVER}.key and run this again" if exists else f"Add the name {SERVER!r}"
+            raise ConfigError(f"the server's certificate does not have the hosts {', '.join(absent)}. {remedy}.")
     return alternatives
 
 
@@ -113,7 +111,7 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host.partition("%")[0]))  # an IPv6 zone means nothing elsewhere
     except ValueError:
         pass
-    # A last label of digits is a mistyped address: no host name ends so.
+    # A last label of digits is a mistyped address: no host name has one.
     if not HOST.fullmatch(host) or host.rpartition(".")[2].isdigit():
         raise ConfigError(
             f"{host!r} is neither a host name nor an IP address. Give what participants connect to, without a port, "
@@ -129,12 +127,12 @@ def _prepare(folder: Path) -> None:
     except OSError as error:
         raise ConfigError(f"cannot use {folder} for certificates: {error}. Name another folder.") from error
     if mode & 0o022:
-        # Only what is new is ours to set. Others may look into an old folder, but not exchange the CA in it.
+        # The mode of an existing folder is its owner's choice. Others may read it, but must not replace the CA in it.
         raise ConfigError(f"others can write to {folder} (mode {mode:03o}). {chmod(700, folder)}")
 
 
 def _key(path: Path, made: list[Path]) -> ec.EllipticCurvePrivateKey:
-    """The key at `path`, made if there is none."""
+    """Return the key at `path`; make one if there is none."""
     if os.path.exists(path):
         found = parse_key(path, read(path, secret=True))
         if not isinstance(found, ec.EllipticCurvePrivateKey):
@@ -153,46 +151,51 @@ def _key(path: Path, made: list[Path]) -> ec.EllipticCurvePrivateKey:
 def _authority(
     path: Path, key: ec.EllipticCurvePrivateKey, now: datetime, days: int, made: list[Path]
 ) -> x509.Certificate:
-    """The CA's certificate at `path`, made if there is none."""
+    """Return the CA's certificate at `path`; make one if there is none."""
     if os.path.exists(path):
         ca = parse(path, read(path))
         if spki(key.public_key()) != spki(ca.public_key()):
             raise ConfigError(f"{path} does not belong to ca.key. Bring both from the same place.")
         check_dates(path, ca, now, NEW_CA)
         return ca
-    # Named after its key: two CAs are never mistaken for each other, and a lost ca.crt can be made again.
+    # Named after its key: two CAs cannot be confused, and a lost ca.crt can be made again.
     digest = x509.SubjectKeyIdentifier.from_public_key(key.public_key()).digest
-    subject = _subject(f"efvfl CA {digest.hex()[:16]}")
+    owner = _KeyOwner(_subject(f"efvfl CA {digest.hex()[:16]}"), key)
     until = now + timedelta(days=max(days, CA_DAYS))
-    ca = _sign(subject, key, subject, key, now, until, x509.BasicConstraints(ca=True, path_length=0))
+    ca = _sign(owner, owner, (now, until), x509.BasicConstraints(ca=True, path_length=0))
     _write(path, ca.public_bytes(Encoding.PEM), 0o644, made)
     return ca
 
 
+@dataclass(frozen=True)
+class _KeyOwner:
+    name: x509.Name
+    key: ec.EllipticCurvePrivateKey
+
+
 def _sign(
-    subject: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: x509.Name,
-    issuer_key: ec.EllipticCurvePrivateKey,
-    now: datetime,
-    until: datetime,
+    subject: _KeyOwner,
+    issuer: _KeyOwner,
+    validity: tuple[datetime, datetime],
     constraints: x509.BasicConstraints,
     *extensions: x509.ExtensionType,
 ) -> x509.Certificate:
+    """Return a certificate of the subject's key, signed by the issuer."""
     ca, no = constraints.ca, False
+    public, issuer_public = subject.key.public_key(), issuer.key.public_key()
     builder = (
-        x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - SKEW)
-        .not_valid_after(until)
+        x509.CertificateBuilder(issuer.name, subject.name, public, x509.random_serial_number())
+        .not_valid_before(validity[0] - SKEW)
+        .not_valid_after(validity[1])
         .add_extension(constraints, critical=True)
-        # A CA signs certificates and revocations, everyone else signs handshakes.
+        # A CA signs certificates and revocations; everyone else signs handshakes.
         .add_extension(x509.KeyUsage(not ca, no, no, no, no, ca, ca, no, no), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_public), critical=False)
     )
     for extension in extensions:
         builder = builder.add_extension(extension, critical=False)
-    return builder.sign(issuer_key, hashes.SHA256())
+    return builder.sign(issuer.key, hashes.SHA256())
 
 
 def _subject(name: str) -> x509.Name:
@@ -200,9 +203,9 @@ def _subject(name: str) -> x509.Name:
 
 
 def _write(path: Path, data: bytes, mode: int, made: list[Path]) -> None:
-    """Put `data` at `path`, where nothing may be yet, so that no crash leaves half of it.
+    """Write a new file so that no crash leaves half of it; refuse to replace one.
 
-    The mode is set as the file is created, so nobody else can open a key even for a moment. The last step is a link
+    The mode is set when the file is created, so nobody else can open a key even for a moment. The last step is a link
     because, unlike a rename, it fails if another process was faster.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
@@ -223,7 +226,7 @@ def _write(path: Path, data: bytes, mode: int, made: list[Path]) -> None:
             os.close(folder)
     except OSError as error:
         raise ConfigError(
-            f"cannot write {path}: {error}. Nothing was overwritten; mend this and run the command again, it goes on "
+            f"cannot write {path}: {error}. Nothing was overwritten: fix this and run the command again; it continues "
             "where it stopped."
         ) from error
     made.append(path)

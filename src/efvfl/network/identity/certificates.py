@@ -1,6 +1,6 @@
-"""Who is who on the network: a participant's certificate and key, and their checks before any connection.
+"""A participant's certificate and key, and the checks they must pass before any connection.
 
-A participant needs three files of what `efvfl certs` made: `ca.crt`, `NAME.crt` and `NAME.key`.
+A participant needs three of the files that `efvfl certs` makes: `ca.crt`, `NAME.crt` and `NAME.key`.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a participant shows and what it trusts, all PEM."""
+    """A participant's certificate and key, and the CA it trusts, all in PEM form."""
 
     name: str
     ca: bytes = field(repr=False)
     certificate: bytes = field(repr=False)
-    key: bytes = field(repr=False)  # a log must never show it
+    key: bytes = field(repr=False)  # must never be logged
 
 
 def load(folder: Path, name: str, *, now: datetime | None = None) -> Credentials:
-    """Read the three files of a name and refuse what a handshake would refuse, but say why."""
+    """Read the credentials of a participant; refuse what a TLS handshake would refuse, and say why."""
     now = now or datetime.now(UTC)
     check_name(name)
     ca_path, certificate_path, key_path = folder / "ca.crt", folder / f"{name}.crt", folder / f"{name}.key"
-    again = f"delete {name}.crt and {name}.key where ca.key is kept and run `{command(folder, name)}` there"
+    again = f"delete {name}.crt and {name}.key where ca.key is kept and run `{certs_command(folder)}` there"
     try:
-        identity = Credentials(name, read(ca_path), read(certificate_path), read(key_path, secret=True))
+        credentials = Credentials(name, read(ca_path), read(certificate_path), read(key_path, secret=True))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{error.filename} is missing. Run `{command(folder, name)}` where ca.key is kept and bring ca.crt, "
+            f"{error.filename} is missing. Run `{certs_command(folder)}` where ca.key is kept and bring ca.crt, "
             f"{name}.crt and {name}.key here; if the key is lost, {again}."
         ) from error
-    ca, certificate = parse(ca_path, identity.ca), parse(certificate_path, identity.certificate)
+    ca, certificate = parse(ca_path, credentials.ca), parse(certificate_path, credentials.certificate)
 
-    if spki(parse_key(key_path, identity.key).public_key()) != spki(certificate.public_key()):
+    if spki(parse_key(key_path, credentials.key).public_key()) != spki(certificate.public_key()):
         raise ConfigError(
             f"{key_path} is not the key of {certificate_path}. Bring both from the same place, or {again}."
         )
@@ -75,20 +75,20 @@ def load(folder: Path, name: str, *, now: datetime | None = None) -> Credentials
         )
     check_dates(ca_path, ca, now, NEW_CA)
     check_dates(certificate_path, certificate, now, again)
-    return identity
+    return credentials
 
 
 def days_left(certificate: bytes, now: datetime | None = None) -> float:
-    """Days until a certificate (PEM) expires, negative afterwards."""
+    """Return the days until a certificate (PEM) expires, negative afterwards."""
     return (parse("the certificate", certificate).not_valid_after_utc - (now or datetime.now(UTC))) / timedelta(days=1)
 
 
-def expiry_warning(identity: Credentials, now: datetime | None = None, within: float = 30) -> str:
-    """What to tell the user about a certificate that expires `within` so many days; empty if there is nothing."""
-    now, name = now or datetime.now(UTC), identity.name
+def expiry_warning(credentials: Credentials, now: datetime | None = None, within: float = 30) -> str:
+    """Return a warning about a certificate that expires `within` so many days; empty if none does."""
+    now, name = now or datetime.now(UTC), credentials.name
     renew = f"where ca.key is kept, delete {name}.crt and {name}.key and run `efvfl certs` again"
     # The CA comes first: once it is about to expire, renewing a single certificate does not help.
-    for what, pem, remedy in (("CA", identity.ca, NEW_CA), ("certificate", identity.certificate, renew)):
+    for what, pem, remedy in (("CA", credentials.ca, NEW_CA), ("certificate", credentials.certificate, renew)):
         left, date = days_left(pem, now), _date(parse(f"the {what}", pem).not_valid_after_utc)
         if left <= within:
             return f"The {what} of {name!r} {'expires' if left > 0 else 'expired'} on {date}. To go on, {remedy}."
@@ -96,7 +96,7 @@ def expiry_warning(identity: Credentials, now: datetime | None = None, within: f
 
 
 def peer_name(auth_context: Mapping[str, Sequence[bytes]]) -> str | None:
-    """Who the other end of a gRPC call is, from `ServicerContext.auth_context()`; None if that is not certain."""
+    """Return the peer's name in a gRPC call, from `ServicerContext.auth_context()`; None if it is not certain."""
     common = list(auth_context.get("x509_common_name", ()))
     if len(common) != 1 or common[0] not in auth_context.get("x509_subject_alternative_name", ()):
         return None
@@ -105,7 +105,7 @@ def peer_name(auth_context: Mapping[str, Sequence[bytes]]) -> str | None:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that cannot be in a certificate, or is not a participant's."""
+    """Refuse a name that cannot be in a certificate or cannot be a participant's."""
     if not NAME.fullmatch(name):
         raise ConfigError(
             f"{name!r} cannot be the name of a participant. Use at most 63 letters, digits, '-', '_' and '.', and "
@@ -130,10 +130,10 @@ def read(path: Path, secret: bool = False) -> bytes:
 
 
 def parse(path: Path | str, pem: bytes) -> x509.Certificate:
-    """Return a certificate."""
+    """Return the certificate in PEM bytes; `path` is named in errors."""
     try:
         certificate = x509.load_pem_x509_certificate(pem)
-        # These are parsed when first used; what is broken shall be found here.
+        # These are parsed when first used; errors must be found here.
         _ = certificate.subject, certificate.extensions, certificate.public_key()
     except (ValueError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
         raise ConfigError(f"{path} is not a certificate in PEM form: {error}. Bring or make it again.") from error
@@ -141,7 +141,7 @@ def parse(path: Path | str, pem: bytes) -> x509.Certificate:
 
 
 def parse_key(path: Path, pem: bytes) -> PrivateKeyTypes:
-    """Return a key."""
+    """Return the private key in PEM bytes; `path` is named in errors."""
     try:
         return serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -149,12 +149,12 @@ def parse_key(path: Path, pem: bytes) -> PrivateKeyTypes:
 
 
 def spki(key: PublicKeyTypes) -> bytes:
-    """Return bytes by which two public keys can be compared."""
+    """Return a public key as bytes (SubjectPublicKeyInfo), by which two keys can be compared."""
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def other_names(certificate: x509.Certificate) -> list[x509.GeneralName]:
-    """Return the names a certificate is good for besides its subject."""
+    """Return a certificate's alternative names."""
     try:
         return list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
     except x509.ExtensionNotFound:
@@ -176,11 +176,11 @@ def _date(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def command(folder: Path, *names: str) -> str:
-    """Return the command that makes what is missing."""
+def certs_command(folder: Path) -> str:
+    """Return the command that makes missing certificates."""
     return f"efvfl certs FILE.toml --out {shlex.quote(str(folder))}"
 
 
 def chmod(mode: int, path: Path) -> str:
-    """Return what to do about a file that others can use."""
+    """Return the advice for a file that others can use."""
     return f"Run `chmod {mode} {shlex.quote(str(path))}`."

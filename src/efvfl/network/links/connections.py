@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from efvfl.errors import CheckpointError, EfvflError, Interrupted, LinkError, ProtocolError
-from efvfl.network.links.frame import Frame, FrameKind, printable, words
+from efvfl.network.links.frame import Frame, FrameKind, json_frame, printable
 from efvfl.network.links.presence import Presence
 from efvfl.network.links.wire import Wire
 
@@ -184,7 +184,7 @@ class Connections(ABC):
             if not link.name:
                 self._welcome(link, frame)
             elif frame.kind == FrameKind.REFUSE:
-                self._drop(link, f"it refuses: {frame.words().get('text', '')!s:.2000}", loud=True)
+                self._drop(link, f"it refuses: {frame.json().get('text', '')!s:.2000}", loud=True)
             elif frame.kind != FrameKind.HELLO:  # a HELLO that was repeated on its way is no harm
                 self._handle(link, frame)
         except CheckpointError:
@@ -195,7 +195,7 @@ class Connections(ABC):
     def _welcome(self, link: Connection, frame: Frame) -> None:
         if frame.kind != FrameKind.HELLO:
             raise ProtocolError(f"expected HELLO as the first frame of a connection, got {frame.kind.name}.")
-        table = frame.words()
+        table = frame.json()
         name = table.get("name")
         if not isinstance(name, str) or name not in self.names:
             raise ProtocolError(f"{name!r:.80} is not a party of this federation; they are {', '.join(self.names)}.")
@@ -231,7 +231,7 @@ class Connections(ABC):
         """Say why, and cut the wire. Nothing else changes: the others go on."""
         log.warning("refused %s: %s", link.name or link.certified or "a connection", printable(text))
         with contextlib.suppress(LinkError):
-            frame = words(FrameKind.REFUSE, {"code": code, "text": text})
+            frame = json_frame(FrameKind.REFUSE, {"code": code, "text": text})
             link.wire.send(frame.to_bytes())
             self.hooks.wrote(link.title, "out", frame)
         self._drop(link, text)

@@ -1,4 +1,4 @@
-"""A party's process: dial, answer, dial again when the link breaks, until the server says that all is done."""
+"""A party's side of a connection: dial, respond to frames, dial again when it breaks, until the server ends the run."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from efvfl.errors import AbsentError, EfvflError, Interrupted, LinkError, RefusedError, WireError, WorkerError
-from efvfl.network.links.frame import Frame, FrameKind, printable, words
+from efvfl.network.links.frame import Frame, FrameKind, json_frame, printable
 from efvfl.network.links.wire import Wire
 
 log = logging.getLogger("efvfl")
+
+Dial: TypeAlias = Callable[[], Wire]
+OnFrame: TypeAlias = Callable[[str, str, Frame], None]  # peer, "in" or "out", frame
 
 
 @dataclass(frozen=True)
@@ -28,74 +31,75 @@ class PartyTimeouts:
 
 
 class FrameHandler(Protocol):
-    """A party without its wire: a frame comes in, a frame goes out."""
+    """A party without its wire: it responds to one frame at a time."""
 
     @property
     def name(self) -> str:
-        """Who it is."""
+        """The party's name."""
 
     def hello(self) -> Frame:
         """Return the first frame of a connection."""
 
     def respond(self, frame: Frame) -> Frame | None:
-        """Return the answer, if there is one."""
+        """Return the response to a frame, or None if it needs none."""
 
     def save(self) -> None:
-        """Leave everything on disk that is needed to go on."""
+        """Write to disk everything that is needed to continue."""
 
     def save_if_due(self) -> None:
-        """Save if it is time."""
+        """Save if a checkpoint is due."""
 
 
 class Dialler:
-    """A member and the wire it dials."""
+    """Connects a frame handler to the server, as often as needed."""
 
     def __init__(
         self,
-        member: FrameHandler,
-        dial: Callable[[], Wire],
-        waiting: PartyTimeouts | None = None,
-        wrote: Callable[[str, str, Frame], None] | None = None,
+        handler: FrameHandler,
+        dial: Dial,
+        timeouts: PartyTimeouts | None = None,
+        on_frame: OnFrame | None = None,
+        on_tick: Callable[[], None] | None = None,
     ) -> None:
-        """Answer through whatever wire `dial` returns."""
-        self.member = member
+        """Respond on whatever wire `dial` returns; `on_frame` is called for every frame, `on_tick` while waiting."""
+        self.handler = handler
         self.dial = dial
-        self.waiting = waiting or PartyTimeouts()
-        self.wrote = wrote or (lambda name, direction, frame: None)
+        self.timeouts = timeouts or PartyTimeouts()
+        self.on_frame = on_frame or (lambda peer, direction, frame: None)
+        self.on_tick = on_tick or (lambda: None)
         self.stopping = threading.Event()
-        self.on_tick: Callable[[], None] = lambda: None
         self.connected = False
-        self._trouble = ""
         self.waited = 0.0  # seconds spent waiting for the server
+        self._last_error = ""
 
     def run(self) -> None:
-        """Take part until the server says STOP."""
-        pause, lost = self.waiting.first, time.monotonic()
+        """Take part until the server sends STOP."""
+        pause, lost = self.timeouts.first, time.monotonic()
         while True:
             wire: Wire | None = None
             try:
                 wire = self.dial()
-                self._greet(wire)
-                pause, self.connected = self.waiting.first, True
+                self._handshake(wire)
+                pause, self.connected = self.timeouts.first, True
                 self._serve(wire)
                 return
             except (LinkError, WireError, TimeoutError) as error:
                 if self.connected:
                     lost, self.connected = time.monotonic(), False
-                if str(error) != self._trouble:  # said once, not at every attempt
-                    self._trouble = str(error)
+                if str(error) != self._last_error:  # logged once, not at every attempt
+                    self._last_error = str(error)
                     log.warning("no link to the server (%s); dialling again", error or "it does not answer")
-                if time.monotonic() - lost > self.waiting.server:
-                    self.member.save()
+                if time.monotonic() - lost > self.timeouts.server:
+                    self.handler.save()
                     raise AbsentError(
-                        f"the server could not be reached for {self.waiting.server:,.0f} seconds ({error}). Everything "
-                        "is saved: start again when it is back."
+                        f"the server could not be reached for {self.timeouts.server:,.0f} seconds ({error}). "
+                        "Everything is saved: start again when it is back."
                     ) from error
             finally:
                 if wire is not None:
                     wire.close()
             self._pause(pause)
-            pause = min(2 * pause, self.waiting.longest)
+            pause = min(2 * pause, self.timeouts.longest)
 
     def _pause(self, seconds: float) -> None:
         self.on_tick()
@@ -103,38 +107,39 @@ class Dialler:
             self._leave()
 
     def _leave(self) -> None:
-        self.member.save()
+        self.handler.save()
         raise Interrupted
 
     def _send(self, wire: Wire, frame: Frame) -> None:
         wire.send(frame.to_bytes())
-        self.wrote("server", "out", frame)
+        self.on_frame("server", "out", frame)
 
     def _receive(self, wire: Wire, timeout: float) -> Frame:
         frame = Frame.from_bytes(wire.receive(timeout))
-        self.wrote("server", "in", frame)
+        self.on_frame("server", "in", frame)
         return frame
 
-    def _greet(self, wire: Wire) -> None:
-        self._send(wire, self.member.hello())
-        frame = self._receive(wire, self.waiting.welcome)
+    def _handshake(self, wire: Wire) -> None:
+        """Send HELLO and wait for WELCOME."""
+        self._send(wire, self.handler.hello())
+        frame = self._receive(wire, self.timeouts.welcome)
         if frame.kind == FrameKind.REFUSE:
             self._refused(frame)
         if frame.kind != FrameKind.WELCOME:
-            raise WireError(f"{frame.kind.name} came, WELCOME is expected.")
+            raise WireError(f"expected WELCOME, got {frame.kind.name}.")
 
     def _refused(self, frame: Frame) -> None:
-        table = frame.words()
-        if table.get("code") in ("busy", "silent"):  # the server has not noticed yet that our last link broke
+        table = frame.json()
+        if table.get("code") in ("busy", "silent"):  # the server has not noticed yet that our last connection broke
             raise LinkError(printable(str(table.get("text"))[:2000]))
-        raise RefusedError(f"the server refuses {self.member.name}: {printable(str(table.get('text'))[:2000])}")
+        raise RefusedError(f"the server refuses {self.handler.name}: {printable(str(table.get('text'))[:2000])}")
 
     def _serve(self, wire: Wire) -> None:
-        """Answer until STOP."""
-        waiting = time.perf_counter()
+        """Respond to frames until STOP."""
+        began = time.perf_counter()
         while True:
             try:
-                frame = self._receive(wire, self.waiting.tick)
+                frame = self._receive(wire, self.timeouts.tick)
             except TimeoutError:
                 self.on_tick()
                 if self.stopping.is_set():
@@ -142,23 +147,23 @@ class Dialler:
                 continue
             if frame.kind == FrameKind.REFUSE:
                 self._refused(frame)
-            if frame.kind == FrameKind.WELCOME:  # repeated on its way
+            if frame.kind == FrameKind.WELCOME:  # a duplicate
                 continue
-            self.waited += time.perf_counter() - waiting
+            self.waited += time.perf_counter() - began
             try:
-                answer = self.member.respond(frame)
-            except WorkerError:  # our own trouble: the server waits, as after a crash
+                response = self.handler.respond(frame)
+            except WorkerError:  # a failure on our side: the server waits, as after a crash
                 raise
             except EfvflError as error:
-                self._send(wire, words(FrameKind.REFUSE, {"code": "wrong", "text": str(error)}))
+                self._send(wire, json_frame(FrameKind.REFUSE, {"code": "wrong", "text": str(error)}))
                 raise
-            if answer is None:
+            if response is None:
                 continue
-            self._send(wire, answer)
-            if answer.kind == FrameKind.BYE:
+            self._send(wire, response)
+            if response.kind == FrameKind.BYE:
                 return
-            self.member.save_if_due()
+            self.handler.save_if_due()
             self.on_tick()
             if self.stopping.is_set():
                 self._leave()
-            waiting = time.perf_counter()
+            began = time.perf_counter()

@@ -1,6 +1,6 @@
-"""A bad network on purpose: a wire that loses, repeats, reorders and spoils frames, to try a deployment against.
+"""A wire that loses, repeats, reorders and corrupts frames on purpose, to test a deployment against.
 
-Whatever it does, a run over it must end with the same bits as a run over a good wire.
+Whatever it does, a run over it must end with the same bits as a run over a reliable wire.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from efvfl.network.links.wire import Wire
 
 @dataclass(frozen=True)
 class Faults:
-    """What happens to an outgoing frame, as probabilities; in all other cases it is sent as it is."""
+    """The probability of each fault of an outgoing frame; otherwise it is sent unchanged."""
 
     drop: float = 0.0  # it never arrives
     repeat: float = 0.0  # it arrives twice
@@ -24,13 +24,13 @@ class Faults:
     cut: float = 0.0  # the wire breaks, and the frame with it
 
     def __post_init__(self) -> None:
-        """Refuse what are no probabilities of things that exclude each other."""
+        """Refuse values that are not probabilities of exclusive events."""
         shares = astuple(self)
         if min(shares) < 0 or sum(shares) > 1:
-            raise ConfigError(f"{self} came: probabilities from 0 that add up to at most 1 are expected.")
+            raise ConfigError(f"expected probabilities from 0 that add up to at most 1, got {self}.")
 
     def draw(self, rng: Random) -> str:
-        """Return what happens to a frame, '' for nothing."""
+        """Return the name of the fault that a frame meets, '' for none."""
         value = rng.random()
         for fault in fields(self):
             value -= getattr(self, fault.name)
@@ -40,26 +40,26 @@ class Faults:
 
 
 class FaultyWire:
-    """A wire around a wire. What comes in is left alone: wrap the other end too for faults in both directions."""
+    """A wire with faults in what it sends. For faults in both directions, wrap the other end too."""
 
     def __init__(self, wire: Wire, faults: Faults, rng: Random) -> None:
-        """Send through `wire`, as the generator decides."""
+        """Send through `wire`; the generator decides which frames meet a fault."""
         self._wire = wire
         self._faults = faults
         self._rng = rng
-        self._held: list[bytes] = []
+        self._delayed: list[bytes] = []
 
     def send(self, data: bytes) -> None:
-        """Hand over a frame, or what becomes of it."""
-        fault, held = self._faults.draw(self._rng), self._held
-        self._held = []
+        """Send a frame, or what the fault leaves of it."""
+        fault, delayed = self._faults.draw(self._rng), self._delayed
+        self._delayed = []
         match fault:
             case "drop":
                 sent = []
             case "repeat":
                 sent = [data, data]
             case "delay":
-                sent, self._held = [], [data]
+                sent, self._delayed = [], [data]
             case "truncate":
                 sent = [data[: self._rng.randrange(len(data))]] if data else []
             case "corrupt":
@@ -69,19 +69,19 @@ class FaultyWire:
                 raise LinkError("the wire was cut on purpose.")
             case _:
                 sent = [data]
-        for frame in (*sent, *held):
+        for frame in (*sent, *delayed):
             self._wire.send(frame)
 
     def _corrupted(self, data: bytes) -> bytes:
-        spoilt = bytearray(data)
+        corrupted = bytearray(data)
         for place in self._rng.sample(range(len(data)), min(len(data), self._rng.randint(1, 3))):
-            spoilt[place] ^= self._rng.randint(1, 255)
-        return bytes(spoilt)
+            corrupted[place] ^= self._rng.randint(1, 255)
+        return bytes(corrupted)
 
     def receive(self, timeout: float | None) -> bytes:
-        """Return the next frame's bytes, as they came."""
+        """Return the next frame's bytes, unchanged."""
         return self._wire.receive(timeout)
 
     def close(self) -> None:
-        """Cut the wire. What was held back is lost."""
+        """Close the wire. A delayed frame is lost."""
         self._wire.close()

@@ -1,7 +1,7 @@
-"""What travels on a link: frames around messages, cut into pieces that gRPC carries. Layout: docs/protocol.md.
+"""Frames: what travels on a connection, around messages, cut into pieces that gRPC carries. Layout: docs/protocol.md.
 
-A frame has a checksum of its own: TLS guards against strangers, the checksum against our own mistakes and bad memory. A
-frame that does not add up closes the link, and the next handshake finds out what is missing.
+A frame has a checksum of its own: TLS guards against other people, the checksum against our own mistakes and faulty
+memory. A wrong checksum closes the connection, and the next handshake finds out what is missing.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from efvfl.wire.packet import Packet, Reader, number
 
 PROTOCOL: Final = 1
 PIECE: Final = 1 << 20  # bytes of one gRPC message: gRPC itself refuses more than 4 MiB unless told otherwise
-MAX_WORDS: Final = 1 << 20  # bytes of a frame that is not a message
+MAX_JSON: Final = 1 << 20  # bytes of a frame that carries JSON
 
 
 class FrameKind(IntEnum):
-    """Every kind of frame there is, with its code on the wire."""
+    """All kinds of frames, with their codes on the wire."""
 
-    HELLO = 1  # party: who I am and where I stand
-    WELCOME = 2  # server: you may take part
-    REFUSE = 3  # either: what is wrong; the link closes after it
+    HELLO = 1  # party: its name, settings and position
+    WELCOME = 2  # server: the party may take part
+    REFUSE = 3  # either: what is wrong; the connection closes after it
     REQUEST = 4  # server: message number n
     REPLY = 5  # party: the answer to request n
     ASK = 6  # server: exact representations of rows, to evaluate or predict; changes nothing
     ANSWER = 7  # party: those representations
-    STOP = 8  # server: all is done after request n
-    BYE = 9  # party: saved, and gone
+    STOP = 8  # server: the run ends after request n
+    BYE = 9  # party: saved, and leaving
 
 
 _KINDS = frozenset(FrameKind)
@@ -42,51 +42,51 @@ _KINDS = frozenset(FrameKind)
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One unit of a link."""
+    """One unit of a connection."""
 
     kind: FrameKind
     number: int = 0  # of the request, or of the question
-    durable: int = 0  # the sender's checkpoint covers all requests below this one: their log may be forgotten
+    durable: int = 0  # the sender's checkpoint covers all requests below this one: their log entries may be deleted
     body: bytes = b""
 
     def to_bytes(self) -> bytes:
-        """Return kind, number, durable and body after their CRC-32."""
+        """Return the frame as bytes: a CRC-32, then kind, number, durable and body."""
         content = b"".join((bytes((self.kind,)), number(self.number), number(self.durable), self.body))
         return zlib.crc32(content).to_bytes(4, "little") + content
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Frame:
-        """Read a frame that fills `data`."""
+        """Read a frame from all of `data`."""
         reader = Reader(data)
         expected = int.from_bytes(reader.take(4, "a frame's checksum"), "little")
         if zlib.crc32(memoryview(data)[4:]) != expected:
-            raise WireError("a frame's checksum is wrong: it was altered or cut on its way.")
+            raise WireError("a frame's checksum is wrong: it was altered or truncated in transit.")
         code = reader.byte("a frame's kind")
         if code not in _KINDS:
-            raise WireError(f"frame kind {code} came, but only 1 to {max(FrameKind)} exist.")
+            raise WireError(f"expected a frame kind from 1 to {max(FrameKind)}, got {code}.")
         first, durable = reader.number("a frame's number"), reader.number("a frame's durable mark")
         return cls(FrameKind(code), first, durable, data[reader.place :])
 
-    def words(self) -> dict[str, Any]:
-        """Return the body as the JSON object it must be."""
-        if len(self.body) > MAX_WORDS:
-            raise WireError(f"{self.kind.name} of {len(self.body):,} bytes came, at most {MAX_WORDS:,} are expected.")
+    def json(self) -> dict[str, Any]:
+        """Return the body, which must be a JSON object."""
+        if len(self.body) > MAX_JSON:
+            raise WireError(f"expected a {self.kind.name} of at most {MAX_JSON:,} bytes, got {len(self.body):,}.")
         try:
             table = json.loads(self.body)
         except (ValueError, RecursionError) as error:
             raise WireError(f"{self.kind.name} is not JSON: {error}") from error
         if not isinstance(table, dict):
-            raise WireError(f"{self.kind.name} holds a {type(table).__name__}, a table is expected.")
+            raise WireError(f"expected a JSON object in {self.kind.name}, got a {type(table).__name__}.")
         return table
 
 
-def words(kind: FrameKind, table: Mapping[str, Any], number: int = 0, durable: int = 0) -> Frame:
+def json_frame(kind: FrameKind, table: Mapping[str, Any], number: int = 0, durable: int = 0) -> Frame:
     """Return a frame that carries JSON."""
     return Frame(kind, number, durable, json.dumps(table, sort_keys=True, allow_nan=False).encode())
 
 
 def pieces(data: bytes) -> Iterator[bytes]:
-    """Cut a frame: every piece starts with 1 if more follow, 0 if it is the last."""
+    """Cut a frame into pieces; each starts with 1 if more follow, with 0 if it is the last."""
     for start in range(0, max(len(data), 1), PIECE):
         stop = start + PIECE
         yield bytes((stop < len(data),)) + data[start:stop]
@@ -94,29 +94,29 @@ def pieces(data: bytes) -> Iterator[bytes]:
 
 @dataclass(slots=True)
 class Assembler:
-    """Puts pieces together again, up to a limit."""
+    """Puts the pieces of a frame together again, up to a limit."""
 
     limit: int
-    held: list[bytes] = field(default_factory=list)
+    parts: list[bytes] = field(default_factory=list)
     size: int = 0
 
     def add(self, piece: bytes) -> bytes | None:
-        """Take a piece; return the frame's bytes if it is complete."""
+        """Add a piece; return the frame's bytes if it is complete."""
         if not 1 <= len(piece) <= PIECE + 1 or piece[0] > 1 or (piece[0] and len(piece) <= PIECE):
-            raise WireError(f"a piece of {len(piece):,} bytes came that is not one of ours.")
+            raise WireError(f"expected a well-formed piece of a frame, got {len(piece):,} bytes that are not.")
         self.size += len(piece) - 1
         if self.size > self.limit:
-            raise WireError(f"a frame of more than {self.limit:,} bytes came, which nothing here can need.")
-        self.held.append(piece[1:])
+            raise WireError(f"expected a frame of at most {self.limit:,} bytes, got more.")
+        self.parts.append(piece[1:])
         if piece[0]:
             return None
-        whole = b"".join(self.held) if len(self.held) > 1 else self.held[0]
-        self.held, self.size = [], 0
+        whole = b"".join(self.parts) if len(self.parts) > 1 else self.parts[0]
+        self.parts, self.size = [], 0
         return whole
 
 
 def pack(messages: Mapping[str, Message]) -> bytes:
-    """Return one step's messages to all parties as one entry of a log: a packet that several share is kept once."""
+    """Return one step's messages to all parties as one log entry; a packet that several share is stored once."""
     packets: dict[int, tuple[int, Packet]] = {}
     parts: list[bytes] = [number(len(messages))]
     for name, message in messages.items():
@@ -128,7 +128,7 @@ def pack(messages: Mapping[str, Message]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, Message]:
-    """Read what `pack` wrote."""
+    """Return the messages in a log entry that `pack` made."""
     reader = Reader(data)
     packets = [Packet.read(reader) for _ in range(reader.number("a log entry's packets"))]
     messages = {}
@@ -149,5 +149,5 @@ def unpack(data: bytes) -> dict[str, Message]:
 
 
 def printable(text: str) -> str:
-    """Return a text that cannot play tricks on a terminal: others may have had a hand in it."""
+    """Return a text without control characters: it may come from another organisation, and goes to a terminal."""
     return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,6 +1,6 @@
 """Wires over gRPC: one long stream for each party, with bytes as payload, so there is no generated code and no pickle.
 
-Parties dial out; only the server has an open port. Dead links are found by HTTP/2 pings.
+Parties dial out; only the server has an open port. HTTP/2 pings detect dead connections.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeAlias
 
 from efvfl.errors import ConfigError, LinkError, WireError
 from efvfl.network.identity.certificates import SERVER, Credentials, peer_name
@@ -24,7 +24,7 @@ with optional("network", "a federation over a network"):
 
 METHOD = "/efvfl.Federation/Link"
 
-# A half-open link is noticed within about 20 seconds; without the ping timeout it took gRPC a minute.
+# A half-open connection is detected within about 20 seconds; without the ping timeout it took gRPC a minute.
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", PIECE + 1024),
     ("grpc.max_send_message_length", PIECE + 1024),
@@ -44,49 +44,51 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.server_handshake_timeout_ms", 10_000),
 ]
 
+Outgoing: TypeAlias = "queue.SimpleQueue[bytes | None]"  # pieces to be sent; None closes the stream
+
+
+def _pieces(outgoing: Outgoing) -> Iterator[bytes]:
+    while (piece := outgoing.get()) is not None:
+        yield piece
+
 
 class GrpcWire:
-    """One end of a stream."""
+    """One end of a gRPC stream."""
 
-    def __init__(self, limit: int) -> None:
-        """Take frames of up to `limit` bytes; `incoming` is to be set to what gRPC gives."""
-        self.incoming: Iterator[bytes] = iter(())
+    def __init__(self, incoming: Iterator[bytes], outgoing: Outgoing, limit: int) -> None:
+        """Read pieces from `incoming` and put them in the queue `outgoing`; accept frames of up to `limit` bytes."""
+        self._incoming = incoming
+        self._outgoing = outgoing
         self._assembler = Assembler(limit)
-        self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._closed = False
-        self._why = "the stream is closed."
+        self._reason = "the stream is closed."
 
     def send(self, data: bytes) -> None:
-        """Queue the pieces of a frame."""
+        """Queue the pieces of a frame for sending."""
         if self._closed:
-            raise LinkError(self._why)
+            raise LinkError(self._reason)
         for piece in pieces(data):
-            self._out.put(piece)
+            self._outgoing.put(piece)
 
     def receive(self, timeout: float | None) -> bytes:
-        """Wait for a whole frame; gRPC's pings end the wait if the other side is gone."""
-        assert timeout is None, "a reader thread waits as long as the link lives"
+        """Return the next frame's bytes; gRPC's pings end the wait if the other side is gone."""
+        assert timeout is None, "a reader thread waits for as long as the stream is open"
         try:
-            for piece in self.incoming:
+            for piece in self._incoming:
                 data = self._assembler.add(piece)
                 if data is not None:
                     return data
         except grpc.RpcError as error:
-            self._why = _reason(error)
+            self._reason = _reason(error)
             self.close()
-            raise LinkError(self._why) from error
+            raise LinkError(self._reason) from error
         self.close()
         raise LinkError("the other side closed the stream.")
 
-    def outgoing(self) -> Iterator[bytes]:
-        """Yield what is to be sent, until the wire is closed."""
-        while (piece := self._out.get()) is not None:
-            yield piece
-
     def close(self) -> None:
-        """End the stream after what was sent."""
+        """End the stream once everything queued is sent."""
         self._closed = True
-        self._out.put(None)
+        self._outgoing.put(None)
 
 
 def _reason(error: grpc.RpcError) -> str:
@@ -95,16 +97,16 @@ def _reason(error: grpc.RpcError) -> str:
 
 
 class QueuedWire:
-    """A wire whose frames are read ahead by a thread, so that waiting for one can have an end."""
+    """A wire whose frames a thread reads ahead, so that waiting for one can time out."""
 
-    def __init__(self, wire: GrpcWire, call: Any, channel: grpc.Channel, closing: Callable[[], None]) -> None:
-        """Read from this wire, which runs over a call over a channel; `closing` is called before that is closed."""
+    def __init__(self, wire: GrpcWire, call: Any, channel: grpc.Channel, on_close: Callable[[], None]) -> None:
+        """Read from this wire, which runs over a call on a channel; call `on_close` before closing the channel."""
         self._wire = wire
         self._call = call
         self._channel = channel
-        self._closing = closing
-        self._over = threading.Event()
-        call.add_done_callback(lambda _: self._over.set())
+        self._on_close = on_close
+        self._ended = threading.Event()
+        call.add_done_callback(lambda _: self._ended.set())
         self._frames: queue.Queue[bytes | Exception] = queue.Queue(4)
         threading.Thread(target=self._read, daemon=True, name="efvfl-link").start()
 
@@ -117,24 +119,24 @@ class QueuedWire:
                 self._frames.put(error, timeout=60)
 
     def send(self, data: bytes) -> None:
-        """Queue a frame."""
+        """Queue a frame for sending."""
         self._wire.send(data)
 
     def receive(self, timeout: float | None) -> bytes:
-        """Return the next frame."""
+        """Return the next frame's bytes."""
         try:
             item = self._frames.get(timeout=timeout)
         except queue.Empty as error:
-            raise TimeoutError("nothing came.") from error
+            raise TimeoutError("received nothing in time.") from error
         if isinstance(item, Exception):
             raise item
         return item
 
     def close(self) -> None:
-        """End the stream, and the connection under it: a moment later, since closing it loses what is on its way."""
+        """End the stream, and a moment later the connection: closing that at once would lose frames in transit."""
         self._wire.close()
-        self._over.wait(1.0)
-        self._closing()
+        self._ended.wait(1.0)
+        self._on_close()
         self._call.cancel()
         self._channel.close()
 
@@ -152,66 +154,69 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         name = peer_name(context.auth_context()) if self.secure else None
         if self.secure and name is None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "a certificate of this federation is needed.")
-        wire = GrpcWire(self.limit)
-        wire.incoming = incoming
+        outgoing: Outgoing = queue.SimpleQueue()
+        wire = GrpcWire(incoming, outgoing, self.limit)
         context.add_callback(wire.close)
         self.accept(wire, name)
-        yield from wire.outgoing()
+        yield from _pieces(outgoing)
 
 
 def listen(
-    address: str, identity: Credentials | None, limit: int, parties: int, accept: Callable[[Wire, str | None], None]
+    address: str, credentials: Credentials | None, limit: int, parties: int, accept: Callable[[Wire, str | None], None]
 ) -> tuple[grpc.Server, int]:
-    """Open the server's port; return the server and the port. Without an identity only loopback is opened."""
+    """Open the server's port; return the server and the port. Without credentials, only on a loopback address."""
     server = grpc.server(
         ThreadPoolExecutor(2 * parties + 4, thread_name_prefix="efvfl-grpc"),
         options=_SERVER_OPTIONS,
         maximum_concurrent_rpcs=2 * parties + 4,
     )
-    server.add_generic_rpc_handlers((_Service(accept, limit, identity is not None),))
+    server.add_generic_rpc_handlers((_Service(accept, limit, credentials is not None),))
     try:
-        if identity is None:
+        if credentials is None:
             refuse_plaintext_beyond_loopback(address)
             port = server.add_insecure_port(address)
         else:
-            credentials = grpc.ssl_server_credentials(
-                [(identity.key, identity.certificate)], identity.ca, require_client_auth=True
+            secret = grpc.ssl_server_credentials(
+                [(credentials.key, credentials.certificate)], credentials.ca, require_client_auth=True
             )
-            port = server.add_secure_port(address, credentials)
+            port = server.add_secure_port(address, secret)
     except RuntimeError as error:
         raise ConfigError(
-            f"cannot listen on {address} ({error}). Is another server running, or the port not ours?"
+            f"cannot listen on {address} ({error}): is another server running, or is the port not ours?"
         ) from error
     server.start()
     return server, port
 
 
-def dial(address: str, identity: Credentials | None, limit: int, closing: Callable[[], None] = lambda: None) -> Wire:
-    """Connect to the server; errors show when the first frame is awaited. `closing` is called before it is cut."""
-    if identity is None:
+def dial(
+    address: str, credentials: Credentials | None, limit: int, on_close: Callable[[], None] = lambda: None
+) -> Wire:
+    """Connect to the server; errors are raised by the first `receive`. Call `on_close` before the channel is closed."""
+    if credentials is None:
         refuse_plaintext_beyond_loopback(address)
         channel = grpc.insecure_channel(address, options=_OPTIONS)
     else:
-        credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
+        secret = grpc.ssl_channel_credentials(credentials.ca, credentials.key, credentials.certificate)
         options = [*_OPTIONS, ("grpc.ssl_target_name_override", SERVER)]
-        channel = grpc.secure_channel(address, credentials, options=options)
-    wire = GrpcWire(limit)
-    call = channel.stream_stream(METHOD)(wire.outgoing())
-    wire.incoming = call
-    return QueuedWire(wire, call, channel, closing)
+        channel = grpc.secure_channel(address, secret, options=options)
+    outgoing: Outgoing = queue.SimpleQueue()
+    call = channel.stream_stream(METHOD)(_pieces(outgoing))
+    return QueuedWire(GrpcWire(call, outgoing, limit), call, channel, on_close)
 
 
 def port_of(address: str) -> int:
-    """Return the port that is dialled."""
+    """Return the port in an address that is dialled."""
     last = address.rsplit(":", 1)[-1]
     return int(last) if last.isdecimal() else 443  # gRPC's default
 
 
 def refuse_plaintext_beyond_loopback(address: str) -> None:
-    """Plaintext is for tests on one machine."""
+    """Refuse an address on another machine: plaintext is for tests on one."""
     host = address.rsplit(":", 1)[0].strip("[]")
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(host).is_loopback:
             return
     if host != "localhost":
-        raise ConfigError(f"--insecure works on loopback addresses only, but {address!r} came: make certificates.")
+        raise ConfigError(
+            f"expected a loopback address with --insecure, got {address!r}: make certificates with `efvfl certs`."
+        )

@@ -1,9 +1,9 @@
-"""A log of what was sent, on disk before it is sent, so that the *other* side can catch up after a crash.
+"""A write-ahead log of the messages that were sent, so that the *other* side can catch up after a crash.
 
-Entries have increasing numbers. They lie in segments; a new one begins at every checkpoint of the owner, and a
-segment goes when the peer's checkpoint has passed all its entries.
+Entries have increasing numbers and are stored in segments. A new segment begins at every checkpoint of the owner, and a
+segment is deleted when the peer's checkpoint has passed all its entries.
 
-A write reaches the kernel before the message leaves, so a killed process loses nothing. The disk itself is awaited
+A write reaches the kernel before the message is sent, so a killed process loses nothing. The disk is synchronised
 (fsync) once a checkpoint, not once a message: an entry younger than the owner's checkpoint is computed again, bit for
 bit, from that checkpoint and the peer's log, so only entries older than it must survive a power failure.
 """
@@ -28,26 +28,26 @@ def _checksum(number: int, before: int, data: bytes) -> int:
 
 
 class MessageLog:
-    """Numbered entries in a folder."""
+    """Numbered entries in the files of a folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Open a log, or begin one; an entry that a crash cut short is dropped."""
+        """Open the log in a folder, or begin one; an entry that a crash truncated is dropped."""
         self.folder = folder
         self._places: dict[int, tuple[Path, int, int]] = {}  # number: segment, offset, length
         self._last: dict[Path, int] = {}  # number of each segment's last entry
-        self._unsettled: set[Path] = set()  # segments that may not have reached the disk
+        self._unsynced: set[Path] = set()  # segments that may not have reached the disk
         self._file: BinaryIO | None = None
         self._path = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for path in sorted(folder.glob("*.log")):
                 self._scan(path)
-                self._unsettled.add(path)  # whoever wrote it may have been killed before it settled
+                self._unsynced.add(path)  # its writer may have been killed before it synchronised
         except OSError as error:
             raise CheckpointError(f"cannot open the log in {folder}: {error}.") from error
 
     def _scan(self, path: Path) -> None:
-        """Note where a segment's entries lie."""
+        """Index the entries of a segment."""
         size = path.stat().st_size
         with open(path, "rb") as file:
             place = 0
@@ -66,37 +66,37 @@ class MessageLog:
 
     @property
     def end(self) -> int:
-        """The number after the last entry; 0 for an empty log."""
+        """The number after that of the last entry; 0 for an empty log."""
         return next(reversed(self._places)) + 1 if self._places else 0
 
     @property
     def start(self) -> int:
-        """The number of the first entry that is kept."""
+        """The number of the first entry that is still stored; 0 for an empty log."""
         return next(iter(self._places)) if self._places else 0
 
     def __contains__(self, number: int) -> bool:
         return number in self._places
 
     def append(self, number: int, data: bytes, gap: bool = False, durable: bool = False) -> bool:
-        """Write an entry; return False if it is there already, and refuse another one of the same number.
+        """Write an entry; return False if it is stored already, and refuse different data under the same number.
 
-        Numbers follow on each other, unless `gap` says that some were not for the owner. A `durable` one outlives a
-        power failure from now on.
+        Numbers are consecutive, unless `gap` says that some were not for the owner. A `durable` entry survives a power
+        failure from now on.
         """
         if number in self._places:
             if self.read(number) != data:
                 raise CheckpointError(
-                    f"message {number} came out otherwise than before the restart ({self.folder}): other hardware, "
-                    "library versions, thread counts or data? Restore them, or start anew in an empty folder."
+                    f"message {number} differs from what was sent before the restart ({self.folder}): other hardware, "
+                    "library versions, thread counts or data? Restore them, or start again in an empty folder."
                 )
             return False
         if number < self.end or (self._places and number > self.end and not gap):
-            raise CheckpointError(f"the log in {self.folder} ends at {self.end}, but entry {number} came.")
+            raise CheckpointError(f"expected entry {self.end} in the log in {self.folder}, got {number}.")
         try:
             if self._file is None:
                 self._path = self.folder / f"{number:012d}.log"
                 self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115
-                self._unsettled.add(self._path)
+                self._unsynced.add(self._path)
             place = self._file.tell()
         except OSError as error:
             raise CheckpointError(f"cannot write the log {self._path}: {error}. Nothing was sent.") from error
@@ -104,13 +104,13 @@ class MessageLog:
             head = _HEAD.pack(number, self.end, len(data), _checksum(number, self.end, data))
             written = self._file.write(head + data)
             if written != _HEAD.size + len(data):
-                raise OSError(f"only {written} bytes fitted")
+                raise OSError(f"only {written} bytes were written")
             if durable:
                 os.fsync(self._file.fileno())
                 if place == 0:
                     sync_folder(self.folder)
         except OSError as error:
-            with contextlib.suppress(OSError):  # half an entry must not stand before the next one
+            with contextlib.suppress(OSError):  # half an entry must not precede the next one
                 self._file.seek(place)
                 self._file.truncate()
             raise CheckpointError(f"cannot write the log {self._path}: {error}. Nothing was sent.") from error
@@ -119,7 +119,7 @@ class MessageLog:
         return True
 
     def read(self, number: int) -> bytes:
-        """Return an entry."""
+        """Return the data of an entry."""
         if number not in self._places:
             raise CheckpointError(
                 f"the log in {self.folder} keeps entries {self.start} to {self.end - 1}, but {number} is needed: a "
@@ -134,33 +134,33 @@ class MessageLog:
             raise CheckpointError(f"cannot read the log {path}: {error}.") from error
 
     def settle(self) -> None:
-        """Make every entry outlive a power failure, and begin a new segment with the next one."""
+        """Make every entry survive a power failure, and begin a new segment with the next one."""
         try:
-            for path in sorted(self._unsettled & {*self._last}):
+            for path in sorted(self._unsynced & {*self._last}):
                 with open(path, "rb") as file:
                     os.fsync(file.fileno())
-            if self._unsettled:
+            if self._unsynced:
                 sync_folder(self.folder)
         except OSError as error:
             raise CheckpointError(f"cannot write the log in {self.folder}: {error}.") from error
-        self._unsettled.clear()
+        self._unsynced.clear()
         self.close()
 
     def forget(self, below: int) -> None:
-        """Drop segments whose entries all have numbers below this one."""
+        """Delete segments whose entries all have numbers below this one."""
         for path, last in list(self._last.items()):
             if last >= below or (self._file is not None and path == self._path):
                 return
             try:
                 path.unlink(missing_ok=True)
-            except OSError:  # it costs space, nothing else; without it there would be a hole
+            except OSError:  # it only costs space; deleting a later one would leave a gap
                 return
             for number in [n for n in self._places if n <= last]:
                 del self._places[number]
             del self._last[path]
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the current segment."""
         if self._file is not None:
             self._file.close()
             self._file = None

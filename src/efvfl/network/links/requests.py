@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from efvfl.errors import AbsentError, EfvflError, ProtocolError
 from efvfl.network.links.connections import Connection, Connections, Hooks, ServerTimeouts
-from efvfl.network.links.frame import Frame, FrameKind, pack, unpack, words
+from efvfl.network.links.frame import Frame, FrameKind, json_frame, pack, unpack
 from efvfl.network.links.message_log import MessageLog
 from efvfl.network.links.presence import Presence
 from efvfl.training.transport import Request
@@ -279,7 +279,7 @@ class Requests(Connections):
             )
         self.checks.greet(name, table, frame.number)
         self._mark(name, frame)
-        return words(FrameKind.WELCOME, {"number": self.number}, durable=self.durable)
+        return json_frame(FrameKind.WELCOME, {"number": self.number}, durable=self.durable)
 
     def _handle(self, link: Connection, frame: Frame) -> None:
         if frame.kind == FrameKind.REPLY:

@@ -1,4 +1,4 @@
-"""A wire carries frames both ways between one party and the server; what it is made of does not matter to either."""
+"""The contract of a wire, which carries frames both ways between a party and the server; and one within a process."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from efvfl.errors import LinkError
 
 
 class Wire(Protocol):
-    """One end."""
+    """One end of a wire."""
 
     def send(self, data: bytes) -> None:
-        """Hand over a frame; LinkError if the wire is cut."""
+        """Send a frame's bytes; LinkError if the wire is closed."""
 
     def receive(self, timeout: float | None) -> bytes:
-        """Return the next frame's bytes; TimeoutError if none came in time, LinkError if none will come."""
+        """Return the next frame's bytes; TimeoutError if there is none in time, LinkError if the wire is closed."""
 
     def close(self) -> None:
-        """Cut it. What was sent before still arrives."""
+        """Close the wire. What was sent before still arrives."""
 
 
 class MemoryWire:
     """One end of a wire within a process."""
 
     def __init__(self, incoming: queue.Queue[bytes | None], outgoing: queue.Queue[bytes | None]) -> None:
-        """Read from one queue and write to another; None is the end."""
+        """Read from one queue and write to another; None closes the wire."""
         self._incoming = incoming
         self._outgoing = outgoing
         self._closed = False
@@ -48,7 +48,7 @@ class MemoryWire:
         return data
 
     def close(self) -> None:
-        """End both directions."""
+        """Close both directions."""
         self._closed = True
         self._incoming.put(None)
         self._outgoing.put(None)

@@ -1,1 +1,1 @@
-"""What an operator sees: the audit log, the status line, locks, signals."""
+"""Operations: the audit log, the status line, locks and signals."""

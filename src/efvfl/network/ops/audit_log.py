@@ -1,4 +1,4 @@
-"""What left the building, and what came in: one JSON line for every frame, and the sums that `efvfl audit` prints."""
+"""The audit log: one JSON line for every frame sent or received, and the totals that `efvfl audit` prints."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any, Literal
 from rich.table import Table
 
 from efvfl.errors import CheckpointError, ConfigError, WireError
-from efvfl.network.align.messages import Word
+from efvfl.network.align.messages import AlignmentKind
 from efvfl.network.links.frame import PIECE, Frame, FrameKind
-from efvfl.network.links.socket_bytes import Sockets
+from efvfl.network.links.socket_bytes import SocketBytes
 from efvfl.wire.message import Kind
 from efvfl.wire.packet import Reader, number
 
 FILE = "ledger.jsonl"
-EVERY = 1.0  # seconds between two looks at the sockets: what a connection carried after the last one is not counted
+INTERVAL = 1.0  # seconds between two counts of socket bytes: what a connection carries after the last is not counted
 
 CONTENTS = {
     "begin": "a step's number: report on it",
     "report": "the compressed change of a party's representation of the batch's rows",
     "cotangent": "the derivative of the loss by a party's representation of the batch's rows",
-    "relay": "the other parties' reports as they came, the fusion model where it is sent, which rows are left out",
+    "relay": "the other parties' reports as received, the fusion model where it is sent, which rows are left out",
     "aggregate": "the combined representation of the batch, the fusion model where it is sent, which rows are left out",
     "sync": "what a party that was away has missed: its own surrogate as the server has it, others' where relayed",
     "ready": "nothing: learnt, and waiting",
@@ -43,19 +43,19 @@ CONTENTS = {
     "ask-order": "a salt",
     "answer-order": "how many ids the party holds, and one salted digest of all of them in order",
     "ask-rows": "the ids that all share and their splits; with align = 'none' the splits alone",
-    "answer-rows": "how many of them have come",
+    "answer-rows": "how many of them were received",
     "ask-void": "why there is no list of shared rows",
     "answer-void": "nothing",
     "stop": "nothing: all is done",
     "bye": "nothing: saved",
 }
 
-_ALIGN_WORDS = {bytes((word,)): word.name.lower() for word in Word}
+_ALIGNMENT_KINDS = {bytes((kind,)): kind.name.lower() for kind in AlignmentKind}
 
 
 @dataclass(frozen=True)
-class Line:
-    """One frame."""
+class AuditLine:
+    """One line: a frame, or the bytes on the sockets since the last such line."""
 
     time: float
     peer: str
@@ -65,11 +65,11 @@ class Line:
     step: int | None
     payload: int  # bytes of the message
     frame: int  # bytes handed to gRPC: payload, numbers, checksum and piece marks
-    socket: int = 0  # in lines of their own: bytes on the socket since the last such line, TLS and HTTP/2 included
+    socket: int = 0  # 0 but in lines about sockets: bytes since the last such line, TLS and HTTP/2 included
 
 
 class AuditLog:
-    """Writes the lines of one participant."""
+    """Writes the audit log of one participant."""
 
     def __init__(self, folder: Path) -> None:
         """Append to the folder's file."""
@@ -79,22 +79,22 @@ class AuditLog:
         except OSError as error:
             raise CheckpointError(f"cannot write {folder / FILE}: {error}.") from error
         self.totals: dict[str, int] = {"in": 0, "out": 0}
-        self._sockets: Sockets | None = None
+        self._sockets: SocketBytes | None = None
         self._counted = {"out": 0, "in": 0}
-        self._looked = 0.0
+        self._last_count = 0.0
 
     def watch(self, port: int) -> None:
-        """Count what goes over the sockets of a port, too."""
-        self._sockets = Sockets(port)
+        """Count the bytes on the sockets of a port from now on."""
+        self._sockets = SocketBytes(port)
 
     def tick(self) -> None:
-        """Count what went over the sockets, now and then: this is called often."""
-        if time.monotonic() - self._looked >= EVERY:
+        """Count the bytes on the sockets if it is time; cheap enough to call often."""
+        if time.monotonic() - self._last_count >= INTERVAL:
             self.count()
 
     def count(self) -> None:
-        """Put down what went over the sockets since the last time."""
-        self._looked = time.monotonic()
+        """Write down the bytes on the sockets since the last count."""
+        self._last_count = time.monotonic()
         if self._sockets is None:
             return
         for direction, total in zip(("out", "in"), self._sockets.totals(), strict=True):
@@ -103,8 +103,8 @@ class AuditLog:
                 line = {"time": round(time.time(), 3), "peer": "", "direction": direction, "kind": "socket"}
                 self._write(line | {"number": 0, "step": None, "payload": 0, "frame": 0, "socket": more})
 
-    def wrote(self, peer: str, direction: str, frame: Frame) -> None:
-        """Put down a frame."""
+    def record(self, peer: str, direction: str, frame: Frame) -> None:
+        """Write down a frame."""
         size = len(frame.body) + 4 + 1 + len(number(frame.number)) + len(number(frame.durable))
         size += max(1, -(-size // PIECE))
         self.totals[direction] += size
@@ -112,7 +112,7 @@ class AuditLog:
         line = {"time": round(time.time(), 3), "peer": peer, "direction": direction, "kind": kind}
         line |= {"number": frame.number, "step": step, "payload": len(frame.body), "frame": size}
         self._write(line)
-        if frame.kind == FrameKind.BYE:  # a moment later the connection and its counts are gone
+        if frame.kind == FrameKind.BYE:  # the connection and its counters are about to disappear
             self.count()
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -135,13 +135,13 @@ def _kind_and_step(frame: Frame) -> tuple[str, int | None]:
         except (WireError, ValueError):
             return "unreadable", None
     kind = frame.kind.name.lower()
-    if frame.kind in (FrameKind.ASK, FrameKind.ANSWER) and frame.body[:1] in _ALIGN_WORDS:
-        return f"{kind}-{_ALIGN_WORDS[frame.body[:1]]}", None
+    if frame.kind in (FrameKind.ASK, FrameKind.ANSWER) and frame.body[:1] in _ALIGNMENT_KINDS:
+        return f"{kind}-{_ALIGNMENT_KINDS[frame.body[:1]]}", None
     return kind, None
 
 
-def read(folder: Path) -> list[Line]:
-    """Read a participant's lines; one that a crash cut short is left out."""
+def read(folder: Path) -> list[AuditLine]:
+    """Return a participant's lines, without one that a crash truncated."""
     path = folder / FILE
     try:
         text = path.read_text(encoding="utf-8")
@@ -151,14 +151,14 @@ def read(folder: Path) -> list[Line]:
     for row in text.splitlines():
         try:
             table: dict[str, Any] = json.loads(row)
-            lines.append(Line(**table))
+            lines.append(AuditLine(**table))
         except (ValueError, TypeError):
             continue
     return lines
 
 
 def folders(run: Path) -> list[Path]:
-    """Return the participants' folders under a run, or the one that it is."""
+    """Return the participants' folders in a run's folder, or that folder itself if it is a participant's."""
     if (run / FILE).exists():
         return [run]
     found = sorted(path.parent for path in run.glob(f"*/{FILE}"))
@@ -167,14 +167,14 @@ def folders(run: Path) -> list[Path]:
     return found
 
 
-def contents(lines: list[Line]) -> str:
-    """Return what each kind contains that occurs."""
+def contents(lines: list[AuditLine]) -> str:
+    """Return a description of every kind that occurs."""
     kinds = sorted({line.kind for line in lines if not line.socket})
     return "\n".join(f"  {kind}: {CONTENTS.get(kind, '?')}" for kind in kinds)
 
 
-def table(name: str, lines: list[Line]) -> Table:
-    """Return totals by direction and kind."""
+def table(name: str, lines: list[AuditLine]) -> Table:
+    """Return a table of totals by direction and kind."""
     sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
     sockets: dict[str, int] = defaultdict(int)
     for line in lines:

@@ -1,4 +1,4 @@
-"""One process at a time in a participant's folder: a second one would overwrite what the first has saved."""
+"""A lock on a participant's folder: a second process would overwrite what the first has saved."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from efvfl.errors import CheckpointError, ConfigError
 
 
 class Lock:
-    """Held until it is released or the process ends, however it ends."""
+    """An exclusive lock on a folder, until it is released or the process ends for any reason."""
 
     def __init__(self, folder: Path) -> None:
-        """Take the folder, or say who has it."""
+        """Lock the folder; ConfigError names the process that has it."""
         path = folder / "lock"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it will hold models in plain form
@@ -37,5 +37,5 @@ class Lock:
             raise CheckpointError(f"cannot write {path}: {error}.") from error
 
     def release(self) -> None:
-        """Let others in."""
+        """Release the lock."""
         self._file.close()

@@ -1,56 +1,72 @@
-"""What all commands of a federation need: a folder, an identity, and a way to be stopped."""
+"""What every participant's process needs: a folder, credentials, an address, and a way to be stopped."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from efvfl.config import run_file
+from efvfl.config.run_file import RunConfig
 from efvfl.network.identity import certificates
 from efvfl.network.ops.audit_log import AuditLog
+from efvfl.network.ops.status import Mode
 from efvfl.network.workers.worker_group import WorkerGroup
 
 log = logging.getLogger("efvfl")
 
 
-def folder_of(options: argparse.Namespace, name: str) -> Path:
-    """Return the folder of a participant."""
-    chosen: Path | None = options.dir
-    return chosen or Path("runs") / options.file.stem / name
+@dataclass(frozen=True)
+class SessionOptions:
+    """How one participant takes part: its files, its address, and how it shows its status."""
 
+    file: Path  # the federation file
+    folder: Path | None = None  # None: runs/FILE/NAME
+    address: str | None = None  # None: the file's
+    certs: Path = Path("certs")
+    insecure: bool = False  # no TLS
+    status: Mode = "live"
 
-def identity_of(options: argparse.Namespace, name: str) -> certificates.Credentials | None:
-    """Load the certificate of a participant, or none without TLS."""
-    if options.insecure:
-        return None
-    identity = certificates.load(options.certs, name)
-    if warning := certificates.expiry_warning(identity):
-        log.warning("%s", warning)
-    return identity
+    def folder_of(self, name: str) -> Path:
+        """Return the folder of a participant."""
+        return self.folder or Path("runs") / self.file.stem / name
+
+    def address_of(self, config: RunConfig) -> str:
+        """Return the server's address, checked."""
+        return run_file.check_address(self.address or config.network.address)
+
+    def credentials_of(self, name: str) -> certificates.Credentials | None:
+        """Load the certificate and key of a participant, and warn if they expire soon; None without TLS."""
+        if self.insecure:
+            return None
+        credentials = certificates.load(self.certs, name)
+        if warning := certificates.expiry_warning(credentials):
+            log.warning("%s", warning)
+        return credentials
 
 
 @contextlib.contextmanager
-def stops(stopping: threading.Event) -> Iterator[None]:
-    """Ctrl-C or SIGTERM finishes the step and saves; a second one quits."""
+def stop_on_signal(stopping: threading.Event) -> Iterator[None]:
+    """Set the event at the first Ctrl-C or SIGTERM, so that the step is finished and saved; quit at the second."""
 
-    def ask(number: int, frame: Any) -> None:
+    def stop(number: int, frame: Any) -> None:
         if stopping.is_set():
             raise KeyboardInterrupt
         log.warning("finishing this step and saving; once more quits at once")
         stopping.set()
 
-    with signals(ask):
+    with handle_signals(stop):
         yield
 
 
 @contextlib.contextmanager
-def signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Hand Ctrl-C and SIGTERM to a handler within this context."""
+def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Call a handler at Ctrl-C and SIGTERM within this context."""
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -59,9 +75,9 @@ def signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
             signal.signal(number, previous)
 
 
-def tick(show: Callable[[], None], written: AuditLog, crew: WorkerGroup | None = None) -> None:
-    """Show what is going on, count what went over the sockets, calm the workers; each knows when it is time."""
+def tick(show: Callable[[], None], audit: AuditLog, workers: WorkerGroup | None = None) -> None:
+    """Show the status, count socket bytes and send workers a sign of life; each does so only when it is due."""
     show()
-    written.tick()
-    if crew:
-        crew.idle()
+    audit.tick()
+    if workers:
+        workers.idle()

@@ -1,4 +1,4 @@
-"""How a participant shows what it is doing: a live line for people, JSON lines for services, or nothing."""
+"""The status of a participant: a live line for people, JSON lines for services, or nothing."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ Mode = Literal["live", "json", "quiet"]
 
 
 class StatusLine:
-    """Asks for the state a few times a second, at most, and shows it."""
+    """Shows the state of a process, a few times a second at most."""
 
     def __init__(self, mode: Mode, console: Console, state: Callable[[], dict[str, Any]]) -> None:
-        """Show what `state` returns."""
+        """Show what `state` returns, whenever it is time."""
         self.mode = mode
         self.console = console
         self.state = state
-        # On a terminal the line is redrawn; in a file, a line now and then is enough.
-        self.every = 0.25 if mode == "live" and console.is_terminal else 10.0 if mode == "live" else 1.0
+        # On a terminal the line is redrawn; in a file, a line every ten seconds is enough.
+        self.interval = 0.25 if mode == "live" and console.is_terminal else 10.0 if mode == "live" else 1.0
         self._line = console.status("starting", spinner="dots") if mode == "live" and console.is_terminal else None
         self._last = 0.0
         if self._line:
             self._line.start()
 
     def __call__(self) -> None:
-        """Show the state if it is time; costs next to nothing otherwise."""
+        """Show the state if it is time; cheap enough to call often."""
         now = time.monotonic()
-        if self.mode == "quiet" or now - self._last < self.every:
+        if self.mode == "quiet" or now - self._last < self.interval:
             return
         self._last = now
         state = self.state()
@@ -46,14 +46,14 @@ class StatusLine:
             print(sentence(state), file=sys.stderr, flush=True)
 
     def say(self, text: str, **more: Any) -> None:
-        """Show something that happened once."""
+        """Show an event."""
         if self.mode == "json":
             print(json.dumps(finite_or_null({"time": round(time.time(), 3), "event": text, **more})), flush=True)
         elif self.mode == "live":
             self.console.print(text, soft_wrap=True, highlight=False)
 
     def close(self) -> None:
-        """Take the line away."""
+        """Remove the live line."""
         if self._line:
             self._line.stop()
 

@@ -1,4 +1,4 @@
-"""What a client of the prediction service is told: predictions, or why there are none."""
+"""The response to a client of the prediction service: predictions, or why there are none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from efvfl.errors import EfvflError
 
 
 class Declined(EfvflError):
-    """A request that gets no predictions: the HTTP status, and what else to tell."""
+    """An error in response to a request: the HTTP status, a text, and further fields of the body."""
 
     def __init__(self, status: int, text: str, **more: Any) -> None:
         super().__init__(text)
@@ -23,14 +23,14 @@ class Declined(EfvflError):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the network says of some rows."""
+    """The predictions of some rows."""
 
     ids: list[str]
     columns: dict[str, list[Any]]
-    fallback: list[list[str]]  # for every row, the parties whose mean stood in
+    fallback: list[list[str]]  # for every row, the parties whose mean was used
 
     def to_json(self) -> bytes:
-        """Return the body of an answer."""
+        """Return the body of a response."""
         rows: list[dict[str, Any]] = [{"id": i} for i in self.ids]
         for name, values in self.columns.items():
             for row, value in zip(rows, values, strict=True):
@@ -40,18 +40,18 @@ class Prediction:
         return json.dumps({"predictions": rows}, allow_nan=False).encode()
 
 
-def said(output: Tensor, loss: str, names: Sequence[str] = ()) -> dict[str, list[Any]]:
-    """Return what an output means: the class and its probabilities, or the value; `names` are those of the classes."""
+def prediction_columns(output: Tensor, loss: str, names: Sequence[str] = ()) -> dict[str, list[Any]]:
+    """Return the columns of a prediction: classes and probabilities, or values; `names` are those of the classes."""
     values = output.detach().double()
     if loss == "cross_entropy":
         shares = values.softmax(dim=1)
-        called: Sequence[str | int] = names or range(shares.shape[1])
+        labels: Sequence[str | int] = names or range(shares.shape[1])
         return {
-            "prediction": [called[c] for c in shares.argmax(dim=1).tolist()],
+            "prediction": [labels[c] for c in shares.argmax(dim=1).tolist()],
             "probabilities": shares.tolist(),
         }
     if loss == "binary_cross_entropy":
         share = values.sigmoid().reshape(-1)
-        called = names or (0, 1)
-        return {"prediction": [called[p > 0.5] for p in share.tolist()], "probability": share.tolist()}
+        labels = names or (0, 1)
+        return {"prediction": [labels[p > 0.5] for p in share.tolist()], "probability": share.tolist()}
     return {"prediction": values.reshape(-1).tolist()}

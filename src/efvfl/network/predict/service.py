@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import secrets
@@ -11,7 +10,7 @@ import ssl
 import stat
 import threading
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,55 +22,66 @@ from efvfl.network.predict.batcher import PredictionBatcher, ServiceSettings
 from efvfl.network.training.server_process import ServerProcess
 
 if TYPE_CHECKING:
-    import uvicorn
-
-    from efvfl.network.predict.web import Door
+    from efvfl.network.predict.http_app import AccessControl
 
 log = logging.getLogger("efvfl")
 
-TOKEN = 32  # characters that a token has at least
+TOKEN = 32  # least number of characters of a token
 
 
 @dataclass(frozen=True)
-class Front:
-    """Everything about a service that can be wrong before it starts."""
+class ServiceOptions:
+    """Where a service listens, how clients prove who they are, and how it works."""
 
-    door: Door
+    listen: str  # HOST:PORT
+    certs: Path  # the federation's certificates
+    insecure: bool = False  # no TLS
+    token_file: Path | None = None  # None: `token` in the participant's folder
+    client_names: frozenset[str] = frozenset()  # in clients' certificates, in place of a token
+    tls_cert: Path | None = None  # in place of the federation's server certificate
+    tls_key: Path | None = None
+    settings: ServiceSettings = field(default_factory=ServiceSettings)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An open port of a service, and who may use it."""
+
+    access: AccessControl
     listening: socket.socket
     settings: ServiceSettings
 
 
-def prepare(options: argparse.Namespace, folder: Path, stack: ExitStack) -> Front:
-    """Open the service's port, with all that guards it, or say what is wrong."""
-    from efvfl.network.predict.web import Door  # late: nothing else needs the packages of the service
+def prepare(options: ServiceOptions, folder: Path, stack: ExitStack) -> Endpoint:
+    """Check the options and open the service's port; it is closed with the stack."""
+    from efvfl.network.predict.http_app import AccessControl  # late: nothing else needs the packages of the service
 
-    settings = _settings(options)
+    _check_settings(options.settings)
     certificate, key = _key_pair(options)
-    if options.client_certs:
+    if options.client_names:
         if options.insecure or options.token_file:
             raise ConfigError("--client-certs goes with neither --insecure nor --token-file: choose one.")
-        door = Door("", frozenset(options.client_certs), certificate, key, options.certs / "ca.crt")
+        access = AccessControl("", options.client_names, certificate, key, options.certs / "ca.crt")
     else:
         path = options.token_file or folder / "token"
-        door = Door(read_token(path), frozenset(), certificate, key)
-        log.info("clients show the token in %s", path)
+        access = AccessControl(read_token(path), frozenset(), certificate, key)
+        log.info("clients send the token in %s", path)
     listening = _listen(options.listen)
     stack.callback(listening.close)
-    return Front(door, listening, settings)
+    return Endpoint(access, listening, options.settings)
 
 
-def _settings(options: argparse.Namespace) -> ServiceSettings:
-    if options.timeout <= 0 or options.cache_rows < 1:
+def _check_settings(settings: ServiceSettings) -> None:
+    if settings.timeout <= 0 or settings.cache_rows < 1:
         raise ConfigError(
-            f"--timeout {options.timeout:g} and --cache-rows {options.cache_rows} came, more than 0 is expected."
+            f"expected --timeout and --cache-rows above 0, got {settings.timeout:g} and {settings.cache_rows}."
         )
-    if options.warm and options.source == "live":
-        raise ConfigError("--warm fetches rows to keep them, and --source live keeps none: leave one out.")
-    return ServiceSettings(options.timeout, options.source, options.cache_rows, options.warm, options.fallback)
+    if settings.warm and settings.source == "live":
+        raise ConfigError("--warm fetches rows to cache them, and --source live caches none: leave one out.")
 
 
-def _key_pair(options: argparse.Namespace) -> tuple[Path | None, Path | None]:
-    """Return where certificate and key are: the service's own, the federation's, or none."""
+def _key_pair(options: ServiceOptions) -> tuple[Path | None, Path | None]:
+    """Return the paths of certificate and key: the service's own, the federation's, or None without TLS."""
     if (options.tls_cert is None) != (options.tls_key is None):
         raise ConfigError("--tls-cert and --tls-key belong together: give both or none.")
     if options.insecure:
@@ -82,17 +92,17 @@ def _key_pair(options: argparse.Namespace) -> tuple[Path | None, Path | None]:
     if options.tls_cert is None:
         return options.certs / f"{certificates.SERVER}.crt", options.certs / f"{certificates.SERVER}.key"
     try:
-        # An empty password: a key that needs one is an error, and not a question at a terminal nobody looks at.
+        # An empty password: a key that needs one is an error, and must not prompt at a terminal nobody watches.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key, password="")
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"cannot use {options.tls_cert} with {options.tls_key}: {error}. PEM files without a password are expected."
+            f"cannot use {options.tls_cert} with {options.tls_key}: {error}. Expected PEM files without a password."
         ) from error
     return options.tls_cert, options.tls_key
 
 
 def read_token(path: Path) -> str:
-    """Return the token in a file that its owner alone can read; make one if there is none."""
+    """Return the token in a file that only its owner can read; make one if there is none."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -112,8 +122,8 @@ def read_token(path: Path) -> str:
         raise ConfigError(f"others than its owner can read the token {path} (mode {mode:03o}). Run `chmod 600` on it.")
     if len(token) < TOKEN or not token.isprintable() or " " in token:
         raise ConfigError(
-            f"{path} holds {len(token)} characters, a token of at least {TOKEN} without spaces is expected. Delete the "
-            "file to have one made."
+            f"expected a token of at least {TOKEN} characters without spaces in {path}, got {len(token)} characters: "
+            "delete the file to have one made."
         )
     return token
 
@@ -126,35 +136,35 @@ def _listen(address: str) -> socket.socket:
         return socket.create_server((host, int(port)), family=family)
     except (OSError, ValueError, OverflowError) as error:
         raise ConfigError(
-            f"cannot listen on {address!r} ({error}): HOST:PORT is expected, with a port that nobody else uses."
+            f"cannot listen on {address!r} ({error}): expected HOST:PORT with a port that is free."
         ) from error
 
 
-def run(front: Front, serving: ServerProcess, status: StatusLine) -> None:
+def run(endpoint: Endpoint, process: ServerProcess, status: StatusLine) -> None:
     """Answer clients until SIGTERM or Ctrl-C; parties stay, and dial again when the service is back."""
-    from efvfl.network.predict import web
+    from efvfl.network.predict import http_app
 
-    desk = PredictionBatcher(serving, front.settings)
-    rows = sum(len(ids) for ids in serving.holding.trained_ids.values())
-    if front.settings.warm and rows > front.settings.cache_rows:
-        log.warning(
-            "--warm fetches %d rows of each party, but --cache-rows keeps only %d", rows, desk.settings.cache_rows
-        )
-    thread = threading.Thread(target=desk.run, name="efvfl-desk", daemon=True)
+    settings, access = endpoint.settings, endpoint.access
+    batcher = PredictionBatcher(process, settings)
+    rows = sum(len(ids) for ids in process.holding.trained_ids.values())
+    if settings.warm and rows > settings.cache_rows:
+        log.warning("--warm fetches %d rows of each party, but --cache-rows keeps only %d", rows, settings.cache_rows)
+    server = http_app.make_server(http_app.make_app(batcher, access), access, settings.timeout)
 
-    def ready(server: uvicorn.Server) -> None:
-        desk.on_end = lambda: setattr(server, "should_exit", True)
-        thread.start()
+    def answer() -> None:
+        batcher.run()
+        server.should_exit = True
 
-    host, port = front.listening.getsockname()[:2]
-    scheme = "https" if front.door.certificate else "http"
+    thread = threading.Thread(target=answer, name="efvfl-predictions", daemon=True)
+    host, port = endpoint.listening.getsockname()[:2]
+    scheme = "https" if access.certificate else "http"
     shown = f"[{host}]" if ":" in host else host
     status.say(f"Predictions at {scheme}://{shown}:{port}/predict", service=port)
+    thread.start()
     try:
-        web.serve(web.make_app(desk, front.door), front.door, front.listening, front.settings.timeout, ready)
+        http_app.serve(server, endpoint.listening)
     finally:
-        desk.stop()
-        if thread.ident is not None:
-            thread.join()
-    if desk.error:
-        raise desk.error
+        batcher.stop()
+        thread.join()
+    if batcher.error:
+        raise batcher.error

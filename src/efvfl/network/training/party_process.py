@@ -14,7 +14,7 @@ from typing import Any
 from efvfl.config.run_file import LimitConfig
 from efvfl.core.party import Party
 from efvfl.errors import LimitError, ProtocolError, WireError
-from efvfl.network.links.frame import Frame, FrameKind, words
+from efvfl.network.links.frame import Frame, FrameKind, json_frame
 from efvfl.network.links.message_log import MessageLog
 from efvfl.network.training.autosave import CHECKPOINT, CheckpointPolicy, load_own, save_own
 from efvfl.wire.ledger import Ledger
@@ -98,7 +98,7 @@ class PartyProcess:
         """Return the first frame of a connection."""
         self._settled = 0
         table = self.about | {"memory": self.party.up.digest(), "step": self.party.step}
-        return words(FrameKind.HELLO, table, self.handled, self.durable)
+        return json_frame(FrameKind.HELLO, table, self.handled, self.durable)
 
     def respond(self, frame: Frame) -> Frame | None:
         """Answer a REQUEST, an ASK or STOP; None for a late copy of what was settled long ago."""

@@ -1,4 +1,4 @@
-"""What all participants must agree on before they align, and how two of them find out where they differ."""
+"""What participants must agree on before they align, and the error that says where two of them differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from efvfl.network.links.frame import PROTOCOL
 
 
 def about(config: RunConfig, name: str) -> dict[str, Any]:
-    """Return what a participant says of itself in its HELLO; nothing of it is about rows."""
+    """Return the contents of a participant's HELLO; none of them is about rows."""
     table = {
         "task": "align",
         "parties": [party.name for party in config.party],
@@ -25,22 +25,22 @@ def about(config: RunConfig, name: str) -> dict[str, Any]:
         "shares": [config.data.validation, config.data.test],
         "stratify": config.data.stratify,
     }
-    shared = json.loads(json.dumps(table))  # as it is after its way
+    shared = json.loads(json.dumps(table))  # as it is when received
     return {"protocol": PROTOCOL, "name": name, "digest": handshake.digest(shared), "shared": shared, "rows": {}}
 
 
-def compare(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Refuse a party that does not fit."""
-    shared = theirs.get("shared")
+def compare(local: dict[str, Any], remote: dict[str, Any]) -> None:
+    """Refuse a party whose HELLO differs from ours, or that does not align."""
+    shared = remote.get("shared")
     if not isinstance(shared, dict) or shared.get("task") != "align":
         raise ProtocolError("the server aligns tables: run `efvfl align` with --party first, and `efvfl join` after.")
-    handshake.compare(mine, theirs)
+    handshake.compare(local, remote)
 
 
 def order_digest(ids: Iterable[str], salt: bytes) -> bytes:
-    """Return a salted digest of ids in their order."""
-    found = hashlib.blake2b(key=salt, digest_size=32)
+    """Return one salted digest of ids in order."""
+    digest = hashlib.blake2b(key=salt, digest_size=32)
     for name in ids:
         code = name.encode()
-        found.update(len(code).to_bytes(8, "little") + code)
-    return found.digest()
+        digest.update(len(code).to_bytes(8, "little") + code)
+    return digest.digest()

@@ -1,0 +1,40 @@
+"""Options that several commands share; nothing heavy is imported here, so that `efvfl --help` stays quick."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from efvfl.network.ops.session import SessionOptions
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_device(command: argparse.ArgumentParser) -> None:
+    """Add the choice of a device."""
+    command.add_argument("--device", choices=("cpu", "cuda", "mps"), help="of local models, in place of the file's")
+
+
+def add_session(command: argparse.ArgumentParser, *folder: str) -> None:
+    """Add what every participant's process needs: its folder, an address, certificates and a way to show its status."""
+    command.add_argument(*(folder or ("--dir",)), type=Path, help="this participant's folder (default: runs/FILE/NAME)")
+    command.add_argument("--address", help="in place of the file's")
+    command.add_argument("--certs", type=Path, default=Path("certs"), help="folder (default: %(default)s)")
+    command.add_argument("--insecure", action="store_true", help="no TLS; on loopback addresses only")
+    command.add_argument("--status", choices=("live", "json", "quiet"), default="live")
+
+
+def session_options(options: argparse.Namespace) -> SessionOptions:
+    """Return the options of `add_session` as the network package takes them."""
+    from efvfl.network.ops.session import SessionOptions
+
+    return SessionOptions(
+        file=options.file,
+        folder=options.dir,
+        address=options.address,
+        certs=options.certs,
+        insecure=options.insecure,
+        status=options.status,
+    )

@@ -1,0 +1,63 @@
+"""`efvfl reproduce` and `efvfl figures`: the experiments of the paper, or your own."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from efvfl.cli.options import Commands
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from efvfl.experiments.reproduce import Overrides
+
+
+def register(commands: Commands) -> None:
+    """Add the commands of this file to the parser."""
+    reproduce = commands.add_parser(
+        "reproduce", help="run an experiment of the paper and print its table, ours beside the paper's"
+    )
+    _add_experiment(reproduce)
+    reproduce.add_argument("--workers", type=int, default=0, help="processes (default: one for each core)")
+    reproduce.add_argument("--engine", choices=("processes", "ray"), default="processes")
+    reproduce.set_defaults(handler=_reproduce)
+
+    figures = commands.add_parser("figures", help="draw an experiment's figures from the results there are")
+    _add_experiment(figures)
+    figures.set_defaults(handler=_figures)
+
+
+def _add_experiment(command: argparse.ArgumentParser) -> None:
+    command.add_argument("task", help="a name from `efvfl reproduce list`, or a path that ends in .toml")
+    command.add_argument("--out", type=Path, default=Path("results"), help="folder of results (default: %(default)s)")
+    command.add_argument("--seeds", type=int, nargs="+", help="in place of the file's")
+    command.add_argument("--epochs", type=int, help="in place of the file's")
+    command.add_argument("--subset", type=int, help="so many training rows, chosen by seed")
+    command.add_argument("--quick", action="store_true", help="one seed, five epochs; digits if the data is not here")
+
+
+def _overrides(options: argparse.Namespace) -> Overrides:
+    from efvfl.experiments.reproduce import Overrides
+
+    seeds = tuple(options.seeds) if options.seeds else None
+    return Overrides(seeds, options.epochs, options.subset, options.quick)
+
+
+def _reproduce(options: argparse.Namespace, console: Console) -> None:
+    from efvfl.experiments.reproduce import list_tasks, reproduce
+
+    if options.task == "list":
+        list_tasks(console)
+    else:
+        reproduce(options.task, options.out, _overrides(options), console, options.workers, options.engine)
+
+
+def _figures(options: argparse.Namespace, console: Console) -> None:
+    from efvfl.experiments.reproduce import list_tasks, show_results
+
+    if options.task == "list":
+        list_tasks(console)
+    else:
+        show_results(options.task, options.out, _overrides(options), console)

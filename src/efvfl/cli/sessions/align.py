@@ -1,0 +1,216 @@
+"""`efvfl align`: from a federation file and a participant's own table to the rows that all share."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from efvfl.cli.sessions import setup
+from efvfl.config.run_file import RunConfig
+from efvfl.data.tables.encode import TableSettings
+from efvfl.data.tables.load import Table, label_settings
+from efvfl.errors import ConfigError, DataError, Interrupted, nearest
+from efvfl.network.align.aligned_rows import FILE, Aligned
+from efvfl.network.align.messages import FRAME, VoidReason
+from efvfl.network.align.party import AlignmentParty
+from efvfl.network.align.server import AlignmentServer, nothing_shared
+from efvfl.network.identity import certificates
+from efvfl.network.links.connections import Hooks, ServerTimeouts
+from efvfl.network.links.dialling import Dialler, PartyTimeouts
+from efvfl.network.ops.audit_log import AuditLog
+from efvfl.network.ops.session import SessionOptions, stop_on_signal, tick
+from efvfl.network.ops.status import Mode, StatusLine
+
+log = logging.getLogger("efvfl")
+
+
+@dataclass(frozen=True)
+class LocalTables:
+    """What one participant brings: its tables, the ids that are in all of them, and labels if it holds those."""
+
+    tables: list[Table]  # one; two at a label holder whose labels lie in a table of their own
+    ids: list[str]
+    labels: NDArray[Any] | None
+
+
+def read_tables(config: RunConfig, folder: Path, name: str) -> LocalTables:
+    """Read the ids of a party, or the label holder's ('') ids and labels."""
+    party = name or config.label_holder
+    data = config.of(party).data
+    if party and data is None:
+        raise ConfigError(f"party {party!r} has no table in this file: its [[party]] needs data = {{ path, id }}.")
+    tables = [Table.open(folder / data.path, TableSettings.of(data), config.data)] if data else []
+    if name:
+        return LocalTables(tables, tables[0].ids, None)
+    target = label_settings(config)
+    if target is None:
+        raise ConfigError("the label holder has no labels: set `label` in [data], or in its own [[party]] data.")
+    if config.data.label:
+        tables.append(Table.open(folder / target[0], target[1], config.data))
+    both = set(tables[0].ids)
+    ids = [one for one in tables[-1].ids if one in both]
+    if not ids:
+        raise DataError(f"{tables[0].path} and {tables[1].path} of the label holder have no id in common.")
+    return LocalTables(tables, ids, tables[-1].labels(ids).to_numpy())
+
+
+def follow(options: SessionOptions, name: str, config: RunConfig, console: Console, stack: ExitStack) -> None:
+    """Align as the named party; what is opened is closed with the stack."""
+    names = _check_parties(config)
+    if name not in names:
+        raise ConfigError(f"{name!r} is not a party of this federation. {nearest(name, names)}")
+    if name == config.label_holder:
+        raise ConfigError(f"{name!r} sits next to the server: `efvfl align` without --party does its part.")
+    local = read_tables(config, options.file.parent, name)
+    credentials, folder = options.credentials_of(name), options.folder_of(name)
+    setup.lock(folder, stack)
+    party = AlignmentParty(config, name, local.ids, folder)
+    stack.callback(party.close)
+    audit = setup.open_audit_log(folder, stack)
+
+    def state() -> dict[str, Any]:
+        return {"done": party.shards_done, "of": party.shards, **_bytes(audit), "connected": dialler.connected}
+
+    progress = ProgressDisplay(options.status, console, state)
+    stack.callback(progress.close)
+    dialler = Dialler(
+        party,
+        setup.make_dial(options.address_of(config), credentials, FRAME, audit),
+        PartyTimeouts(server=config.network.absent_seconds),
+        on_frame=audit.record,
+        on_tick=partial(tick, progress, audit),
+    )
+    _describe_tables(progress, local, config)
+    with _restartable(), stop_on_signal(dialler.stopping):
+        dialler.run()
+    if party.void == VoidReason.EMPTY:
+        raise nothing_shared(party.ids)
+    if party.aligned is None:
+        raise DataError("the label holder could not cut the shared rows into splits: it was told why. Nothing changed.")
+    _describe_result(progress, local, party.aligned, folder)
+
+
+def lead(options: SessionOptions, config: RunConfig, console: Console, stack: ExitStack) -> None:
+    """Align as the label holder; what is opened is closed with the stack."""
+    _check_parties(config)
+    local = read_tables(config, options.file.parent, "")
+    credentials, folder = options.credentials_of(certificates.SERVER), options.folder_of(certificates.SERVER)
+    setup.lock(folder, stack)
+    audit = setup.open_audit_log(folder, stack)
+    timeouts = ServerTimeouts(absent=config.network.absent_seconds)
+    hooks = Hooks(audit.record, lambda: tick(progress, audit))
+    server = AlignmentServer(config, local.ids, local.labels, folder, timeouts, hooks)
+    requests = server.requests
+
+    def state() -> dict[str, Any]:
+        missing = requests.presence.missing_for()
+        return {"done": server.done, "of": server.total, **_bytes(audit), "missing": missing}
+
+    progress = ProgressDisplay(options.status, console, state)
+    stack.callback(progress.close)
+    _describe_tables(progress, local, config)
+    address = options.address_of(config)
+    port = setup.open_port(address, credentials, FRAME, requests, audit, stack)
+    progress.say(setup.listening_text(address, port, requests), port=port)
+    with _restartable(), stop_on_signal(requests.stopping):
+        aligned = server.run()
+    for name in sorted(server.uninformed):
+        log.warning("%s has the list, but left before it was told that the alignment has ended.", name)
+    _describe_result(progress, local, aligned, folder)
+
+
+def _check_parties(config: RunConfig) -> list[str]:
+    names = [party.name for party in config.party]
+    if not set(names) - {config.label_holder}:
+        raise ConfigError("nobody is there to align with: the file needs a [[party]] for every party.")
+    return names
+
+
+@contextlib.contextmanager
+def _restartable() -> Iterator[None]:
+    """Say what to do after an interruption: nothing of an alignment is saved before its end."""
+    try:
+        yield
+    except Interrupted:
+        raise Interrupted(
+            "the alignment was not finished: the same command starts it again from the beginning."
+        ) from None
+
+
+def _bytes(audit: AuditLog) -> dict[str, int]:
+    return {"bytes_out": audit.totals["out"], "bytes_in": audit.totals["in"]}
+
+
+def _describe_tables(progress: ProgressDisplay, local: LocalTables, config: RunConfig) -> None:
+    """Say how the ids in this participant's tables were read."""
+    forms = list(config.data.id_format)
+    for table in local.tables:
+        report = table.found.report
+        counts = {key: getattr(report, key) for key in ("total", "missing", "duplicates", "changed")}
+        progress.say(f"{table.path}: {report.text()} Ids are compared {_described(forms)}.", **counts, id_format=forms)
+
+
+def _described(forms: Sequence[str]) -> str:
+    words = {"strip": "without spaces around them", "case": "in lower case", "zeros": "without leading zeros"}
+    return ", ".join(words[form] for form in words if form in forms) or "as they are"
+
+
+def _describe_result(progress: ProgressDisplay, local: LocalTables, aligned: Aligned, folder: Path) -> None:
+    """Say how many rows all share, and how much of the local table that is."""
+    rows, shared, counts = local.tables[0].found.report.total, len(aligned.ids), aligned.counts()
+    splits = ", ".join(f"{count:,} {split}" for split, count in counts.items())
+    progress.say(
+        f"{shared:,} rows are shared by all, {shared / rows:.1%} of the {rows:,} here: {splits}. "
+        f"List: {folder / FILE}. What left the building: efvfl audit {folder}",
+        shared=shared,
+        share=shared / rows,
+        **counts,
+    )
+
+
+class ProgressDisplay:
+    """Shows the progress of an alignment: a bar for people, JSON lines for services, or nothing."""
+
+    def __init__(self, mode: Mode, console: Console, state: Callable[[], dict[str, Any]]) -> None:
+        """Show what `state` returns."""
+        self.mode = mode
+        self.console = console
+        self.state = state
+        self._lines = StatusLine("json" if mode == "json" else "quiet", console, state)
+        self._bar: Progress | None = None
+        if mode == "live" and console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task("aligning", total=None)
+            self._bar.start()
+
+    def __call__(self) -> None:
+        """Show the current state."""
+        self._lines()
+        if self._bar:
+            state = self.state()
+            text = f"waiting for {', '.join(state['missing'])}" if state.get("missing") else "shards compared"
+            text = "no link to the server" if state.get("connected") is False else text
+            self._bar.update(self._task, description=text, completed=state["done"], total=state["of"] or None)
+
+    def say(self, text: str, **more: Any) -> None:
+        """Show an event."""
+        if self.mode == "live":
+            self.console.print(text, soft_wrap=True, highlight=False)
+        else:
+            self._lines.say(text, **more)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar:
+            self._bar.stop()

@@ -1,0 +1,77 @@
+"""`efvfl join`: a party's process."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+
+from efvfl.cli.sessions import setup
+from efvfl.config.run_file import RunConfig
+from efvfl.errors import ConfigError, nearest
+from efvfl.network import handshake
+from efvfl.network.links.dialling import Dialler, PartyTimeouts
+from efvfl.network.ops.session import SessionOptions, stop_on_signal, tick
+from efvfl.network.ops.status import StatusLine
+from efvfl.network.training import build, participant_data, questions
+from efvfl.network.training.autosave import CheckpointPolicy
+from efvfl.network.training.party_process import PartyProcess
+from efvfl.network.workers import worker_group
+
+
+def join(options: SessionOptions, name: str, config: RunConfig, console: Console, stack: ExitStack) -> None:
+    """Take part as the named party until the server ends the run; what is opened is closed with the stack."""
+    folder, network = options.folder_of(name), config.network
+    data = participant_data.load(config, options.file.parent, name, folder)
+    if name not in data.names:
+        raise ConfigError(f"{name!r} is not a party of this federation. {nearest(name, data.names)}")
+    if name == config.label_holder:
+        raise ConfigError(f"{name!r} sits next to the server: `efvfl serve` does its part.")
+    if worker_group.rank():
+        setup.work(config, data, name)
+        return
+    credentials = options.credentials_of(name)
+    setup.warn_without_private_seed(config, name)
+    plan = build.make_plan(config, data, folder)
+    party = build.build_party(config, plan, data, name)
+    if workers := worker_group.workers_of(party):
+        stack.push(workers.leave)
+    setup.lock(folder, stack)
+    process = PartyProcess(
+        party,
+        folder,
+        handshake.about(config, name, data.names, data.trained_ids),
+        questions.QuestionHandler(party, data),
+        config.of(name).limits,
+        CheckpointPolicy(network),
+    )
+    stack.callback(process.message_log.close)
+    audit = setup.open_audit_log(folder, stack)
+
+    def state() -> dict[str, Any]:
+        codec = party.up.seconds
+        return {
+            "step": party.step,
+            "bytes_out": audit.totals["out"],
+            "bytes_in": audit.totals["in"],
+            "compute": process.seconds - codec,
+            "codec": codec,
+            "waiting": dialler.waited,
+            "connected": dialler.connected,
+        }
+
+    status = StatusLine(options.status, console, state)
+    stack.callback(status.close)
+    limit = build.frame_limit(plan, party.label_mode.fusion_size)
+    dialler = Dialler(
+        process,
+        setup.make_dial(options.address_of(config), credentials, limit, audit),
+        PartyTimeouts(server=network.absent_seconds),
+        on_frame=audit.record,
+        on_tick=partial(tick, status, audit, workers),
+    )
+    with stop_on_signal(dialler.stopping):
+        dialler.run()
+    status.say(f"Done after {party.step:,} steps. What left the building: efvfl audit {folder}")

@@ -1,0 +1,214 @@
+"""`efvfl serve`, `predict` and `serve-predictions`: the label holder's process."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from torch import Tensor
+
+from efvfl.cli.sessions import setup
+from efvfl.config.run_file import RunConfig
+from efvfl.errors import ConfigError
+from efvfl.network.identity import certificates
+from efvfl.network.identity.certificates import Credentials
+from efvfl.network.links.connections import Hooks, ServerTimeouts
+from efvfl.network.ops.audit_log import AuditLog
+from efvfl.network.ops.session import SessionOptions, stop_on_signal, tick
+from efvfl.network.ops.status import StatusLine
+from efvfl.network.predict import service
+from efvfl.network.predict.prediction import prediction_columns
+from efvfl.network.training import build, participant_data
+from efvfl.network.training.participant_data import ParticipantData
+from efvfl.network.training.server_process import ServerProcess
+from efvfl.network.workers import worker_group
+from efvfl.runs import metrics
+from efvfl.runs.run_folder import load_outputs
+from efvfl.util.extras import optional
+from efvfl.util.files import write_atomically
+
+log = logging.getLogger("efvfl")
+
+
+@dataclass(frozen=True)
+class PredictionFile:
+    """Which rows to predict, by a file of ids or by a split, and the file that the predictions go to."""
+
+    ids: Path | None
+    split: str | None
+    out: Path
+
+    def read_ids(self, data: ParticipantData) -> list[str]:
+        """Return the ids to predict, or refuse options that make no sense."""
+        if (self.ids is None) == (self.split is None):
+            raise ConfigError("give either --ids FILE, with one id a line, or --split validation or test.")
+        if self.out.suffix not in (".csv", ".parquet"):
+            raise ConfigError(f"expected a name that ends in .csv or .parquet, got --out {self.out}.")
+        if self.ids is None:
+            of_split = data.ids.get(self.split or "")
+            if of_split is None:
+                raise ConfigError(f"there are no {self.split} rows.")
+            return of_split
+        try:
+            ids = [line.strip() for line in self.ids.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except OSError as error:
+            raise ConfigError(f"cannot read {self.ids}: {error}") from error
+        if not ids:
+            raise ConfigError(f"expected one id a line, but {self.ids} is empty.")
+        return ids
+
+
+def train(options: SessionOptions, config: RunConfig, console: Console, stack: ExitStack) -> None:
+    """Train with the parties that join; what is opened is closed with the stack."""
+    data = _load_data(options, config)
+    if not config.label_holder:
+        worker_group.refuse("serve")
+    if worker_group.rank():
+        setup.work(config, data, config.label_holder)
+        return
+    session = _open(options, config, data, console, stack)
+    session.listen(options, stack)
+    process = session.process
+    with stop_on_signal(process.requests.stopping):
+        _train(process, session.status)
+        _finish(process)
+
+
+def predict(
+    options: SessionOptions, wanted: PredictionFile, config: RunConfig, console: Console, stack: ExitStack
+) -> None:
+    """Predict rows with the parties that join, and write a file; what is opened is closed with the stack."""
+    data = _load_data(options, config)
+    ids = wanted.read_ids(data)
+    session = _open(options, config, data, console, stack, trained=True)
+    session.listen(options, stack)
+    process = session.process
+    with stop_on_signal(process.requests.stopping):
+        output = process.predict_split(wanted.split) if wanted.split else process.predict(process.in_one_form(ids))
+        write_predictions(wanted.out, ids, output, config.loss, data.class_names)
+        session.status.say(f"Predictions of {len(ids):,} rows: {wanted.out}")
+        _finish(process)
+
+
+def serve_predictions(
+    options: SessionOptions,
+    wanted: service.ServiceOptions,
+    config: RunConfig,
+    console: Console,
+    stack: ExitStack,
+) -> None:
+    """Predict rows for clients until a signal stops the service; what is opened is closed with the stack."""
+    session = _open(options, config, _load_data(options, config), console, stack, trained=True)
+    endpoint = service.prepare(wanted, session.process.folder, stack)
+    session.listen(options, stack)
+    service.run(endpoint, session.process, session.status)
+
+
+def write_predictions(path: Path, ids: list[str], output: Tensor, loss: str, names: Sequence[str] = ()) -> None:
+    """Write ids and their predictions as CSV or Parquet; `names` are those of the classes."""
+    with optional("tables", "a file of predictions"):
+        import polars
+
+    columns = prediction_columns(output, loss, names)
+    if "probabilities" in columns:  # one column for each class
+        shares = list(zip(*columns.pop("probabilities"), strict=True))
+        columns |= {f"probability_{name}": list(p) for name, p in zip(names or range(len(shares)), shares, strict=True)}
+    buffer = io.BytesIO()
+    frame = polars.DataFrame({"id": ids, **columns})
+    frame.write_csv(buffer) if path.suffix == ".csv" else frame.write_parquet(buffer)
+    write_atomically(path, buffer.getvalue())
+
+
+@dataclass(frozen=True)
+class _Session:
+    process: ServerProcess
+    audit: AuditLog
+    status: StatusLine
+    credentials: Credentials | None
+
+    def listen(self, options: SessionOptions, stack: ExitStack) -> None:
+        """Open the port for the parties."""
+        requests, config = self.process.requests, self.process.config
+        address, limit = options.address_of(config), build.frame_limit(self.process.plan)
+        port = setup.open_port(address, self.credentials, limit, requests, self.audit, stack)
+        self.status.say(setup.listening_text(address, port, requests), port=port)
+
+
+def _load_data(options: SessionOptions, config: RunConfig) -> ParticipantData:
+    return participant_data.load(config, options.file.parent, "", options.folder_of(certificates.SERVER))
+
+
+def _open(
+    options: SessionOptions,
+    config: RunConfig,
+    data: ParticipantData,
+    console: Console,
+    stack: ExitStack,
+    trained: bool = False,
+) -> _Session:
+    """Lock the folder and continue from what is in it; `trained` refuses a training that is not finished."""
+    folder, network = options.folder_of(certificates.SERVER), config.network
+    credentials = options.credentials_of(certificates.SERVER)
+    setup.warn_without_private_seed(config)
+    if config.protect.on and config.private_seed is None:
+        raise ConfigError("[protect] is on, but its noise would follow from the shared seed: set private_seed.")
+    setup.lock(folder, stack)
+    audit = setup.open_audit_log(folder, stack)
+    timeouts = ServerTimeouts(absent=network.absent_seconds, stale=network.stale_seconds)
+    status = StatusLine(options.status, console, lambda: _state(process, audit))
+    stack.callback(status.close)
+    hooks = Hooks(audit.record, lambda: tick(status, audit, process.workers))
+    process = ServerProcess(config, data, folder, timeouts, hooks)
+    if process.workers:
+        stack.push(process.workers.leave)
+    stack.callback(process.message_log.close)
+    if trained:
+        process.requests.told.clear()  # parties that take part now must be told when this is over, too
+        if not process.finished:
+            raise ConfigError(f"training in {folder} is not finished: run `efvfl serve {options.file}` first.")
+    return _Session(process, audit, status, credentials)
+
+
+def _state(process: ServerProcess, audit: AuditLog) -> dict[str, Any]:
+    """Return what a status line shows."""
+    server = process.server
+    codec = sum(channel.seconds for channel in server.channels.values())
+    return {
+        "step": server.step_number,
+        "steps": process.steps,
+        "loss": server.surrogate_loss if math.isfinite(server.surrogate_loss) else None,
+        "bytes_out": audit.totals["out"],
+        "bytes_in": audit.totals["in"],
+        "compute": process.computing - codec,
+        "codec": codec,
+        "waiting": process.requests.waited,
+        "missing": process.requests.presence.missing_for(),
+    }
+
+
+def _train(process: ServerProcess, status: StatusLine) -> None:
+    for record in process.train():
+        split, scores = ("validation", record.validation) if record.validation else ("test", record.test)
+        parts = [f"loss on surrogates {record.surrogate_loss:.4f}"]
+        parts += [f"{split} {name} {value:.4f}" for name, value in scores.items()]
+        parts += [f"{sum(b - a + 1 for a, b in spans)} steps without {name}" for name, spans in record.absent.items()]
+        status.say(f"epoch {record.epoch}: {', '.join(parts)}")
+    scores_of = {
+        split: metrics.of_loss(process.config.loss, o.output, o.labels)
+        for split, o in load_outputs(process.folder).items()
+    }
+    for split, values in scores_of.items():
+        status.say(f"{split}: {', '.join(f'{name} {value:.4f}' for name, value in values.items())}", **{split: values})
+    status.say(f"Trained. Records: {process.folder / 'records.jsonl'}. A page about it: efvfl report {process.folder}")
+
+
+def _finish(process: ServerProcess) -> None:
+    for name in sorted(process.finish()):
+        log.warning("%s could not be told that the run has ended: start `efvfl serve` again when it is back.", name)

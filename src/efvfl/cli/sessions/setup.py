@@ -1,0 +1,102 @@
+"""What the processes of a federation do first: load the file, set up logging, open a port or prepare a connection."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+from rich.console import Console
+from rich.logging import RichHandler
+
+from efvfl.config import run_file
+from efvfl.config.run_file import RunConfig
+from efvfl.network.identity.certificates import Credentials
+from efvfl.network.links.dialling import Dial
+from efvfl.network.links.grpc import dial, listen, port_of
+from efvfl.network.links.requests import Requests
+from efvfl.network.ops.audit_log import AuditLog
+from efvfl.network.ops.lock import Lock
+from efvfl.network.ops.session import SessionOptions, handle_signals
+from efvfl.network.training import build
+from efvfl.network.training.participant_data import ParticipantData
+from efvfl.network.workers import worker_group
+
+log = logging.getLogger("efvfl")
+
+
+def start(
+    options: SessionOptions, device: Literal["cpu", "cuda", "mps"] | None = None, single_process: str = ""
+) -> RunConfig:
+    """Load the federation file and prepare this process for it.
+
+    `single_process` names a command that torchrun must not start several times.
+    """
+    config = run_file.load(options.file)
+    if single_process:
+        worker_group.refuse(single_process)
+    if device:
+        config = run_file.on_device(config, device)
+    sys.path.insert(0, str(options.file.parent.resolve()))  # your own models may lie beside the file
+    console = RichHandler(console=Console(stderr=True), show_path=False) if options.status == "live" else None
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[console or logging.StreamHandler()])
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    return config
+
+
+def lock(folder: Path, stack: ExitStack) -> None:
+    """Take a participant's folder for this process alone, until the stack is closed."""
+    stack.callback(Lock(folder).release)
+
+
+def open_audit_log(folder: Path, stack: ExitStack) -> AuditLog:
+    """Open the audit log in a folder; it is closed with the stack."""
+    audit = AuditLog(folder)
+    stack.callback(audit.close)
+    return audit
+
+
+def make_dial(address: str, credentials: Credentials | None, limit: int, audit: AuditLog) -> Dial:
+    """Return what connects to the server; the audit log counts the bytes on its sockets."""
+    audit.watch(port_of(address))
+    return partial(dial, address, credentials, limit, audit.count)
+
+
+def open_port(
+    address: str, credentials: Credentials | None, limit: int, requests: Requests, audit: AuditLog, stack: ExitStack
+) -> int:
+    """Listen for parties and return the port; it is closed, and its last bytes are counted, with the stack."""
+    listening, port = listen(address, credentials, limit, len(requests.names), requests.accept)
+    audit.watch(port)
+    stack.callback(lambda: listening.stop(1.0).wait(2.0))
+    stack.callback(audit.count)
+    stack.callback(requests.close)
+    stack.callback(audit.count)
+    return port
+
+
+def listening_text(address: str, port: int, requests: Requests) -> str:
+    """Say where the server listens, and for whom."""
+    return f"Listening on {address.rsplit(':', 1)[0]}:{port} for {', '.join(requests.names)}."
+
+
+def warn_without_private_seed(config: RunConfig, name: str = "") -> None:
+    """Warn a participant whose initial parameters and noise follow from the seed that all know."""
+    if (config.of(name) if name else config).private_seed is None:
+        log.warning(
+            "no private_seed is set for %s: its initial parameters and noise follow from the shared seed, which the "
+            "others know. Set it in your own copy of the file, and start in an empty folder: a run that has begun "
+            "keeps its parameters.",
+            name or "the server",
+        )
+
+
+def work(config: RunConfig, data: ParticipantData, name: str) -> None:
+    """Be a worker with a rank above 0 until rank 0 ends; signals are ignored, since rank 0 decides when to stop."""
+    with handle_signals(lambda number, frame: None):
+        build.build_worker(config, build.make_plan(config, data), data, name).work()
