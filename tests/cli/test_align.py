@@ -256,7 +256,7 @@ def test_a_party_that_shares_nothing_is_told_its_own_format(
     ("old", "new", "arguments", "text"),
     [
         ('data = { path = "north.csv", id = "number" }', "", ("--party", "north"), "'north' has no table in this file"),
-        (', id = "number"', "", ("--party", "north"), "`id` must say which of its columns names the rows"),
+        (', id = "number"', "", ("--party", "north"), "expected the name of the id column of north.csv, got none"),
         ('"number"', '"nummer"', ("--party", "north"), "has no column 'nummer'. Did you mean 'number'?"),
         ('label = "left"', "", (), "the label holder has no labels"),
         ('duplicates = "first"', "", (), "rows share 1 ids"),

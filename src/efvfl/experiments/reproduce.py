@@ -65,7 +65,7 @@ def _show(plan: Sweep, task: str, out: Path, console: Console) -> None:
     folder = out / plan.name
     results = tables.collect(plan, folder)
     if not results:
-        raise ConfigError(f"there are no results of {plan.name!r} in {folder}: run `efvfl reproduce {task}` first.")
+        raise ConfigError(f"no results of {plan.name!r} were found in {folder}: run `efvfl reproduce {task}` first.")
     comparable = plan.cells[0].config.data.name != "digits"
     console.print(tables.on_screen(plan, results, comparable))
     paths = figures.write(plan, results, folder)

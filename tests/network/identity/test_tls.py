@@ -189,7 +189,7 @@ def a_party_as_another(meeting: Guarded, ready: Path) -> None:
 def silent_stream(meeting: Guarded, ready: Path) -> None:
     meeting.requests.patience = replace(PATIENCE, hello=0.5)
     rogue = Rogue(meeting, meeting.dial_as(identity(ready, VICTIM)))
-    assert rogue.refused() == "no HELLO came within 0.5 seconds."
+    assert rogue.refused() == "no HELLO was received within 0.5 seconds."
     rogue.wire.close()
 
 

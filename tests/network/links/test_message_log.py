@@ -508,7 +508,7 @@ def test_a_request_comes_back_from_the_log(messages: dict[str, Message]) -> None
     for length in range(len(data)):
         with pytest.raises(WireError):
             unpack(data[:length])
-    with pytest.raises(WireError, match="follow the end"):
+    with pytest.raises(WireError, match="expected the end of the log entry, got 1 more bytes"):
         unpack(data + b"\x00")
 
 

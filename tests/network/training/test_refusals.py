@@ -440,7 +440,7 @@ def test_a_connection_starts_with_hello(meeting: Meeting, kind: FrameKind) -> No
 
 def test_who_never_says_hello_is_refused(meeting: Meeting) -> None:
     meeting.requests.patience = replace(PATIENCE, hello=0.5)
-    assert Rogue(meeting).refused() == "no HELLO came within 0.5 seconds."
+    assert Rogue(meeting).refused() == "no HELLO was received within 0.5 seconds."
     meeting.join(VICTIM)
     meeting.finish()
 
@@ -564,7 +564,7 @@ def test_a_piece_that_is_not_ours_closes_the_link(meeting: Meeting, tight: str, 
         call = channel.stream_stream(METHOD)(iter(out.get, None), timeout=20)
         try:
             texts = [Frame.from_bytes(data[1:]).json()["text"] for data in call]
-            assert texts == (["no HELLO came within 0.5 seconds."] if piece == MORE else [])
+            assert texts == (["no HELLO was received within 0.5 seconds."] if piece == MORE else [])
         except grpc.RpcError:
             assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # gRPC's own limit came first
         out.put(None)

@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +74,10 @@ def train(options: SessionOptions, config: RunConfig, console: Console, stack: E
         setup.work(config, data, config.label_holder)
         return
     session = _open(options, config, data, console, stack)
-    process, status = session.process, session.listen(options, stack)
+    session.listen(options, stack)
+    process = session.process
     with stop_on_signal(process.requests.stopping):
-        _train(process, status)
+        _train(process, session.status)
         _finish(process)
 
 
@@ -88,11 +88,12 @@ def predict(
     data = _load_data(options, config)
     ids = wanted.read_ids(data)
     session = _open(options, config, data, console, stack, trained=True)
-    process, status = session.process, session.listen(options, stack)
+    session.listen(options, stack)
+    process = session.process
     with stop_on_signal(process.requests.stopping):
         output = process.predict_split(wanted.split) if wanted.split else process.predict(process.in_one_form(ids))
         write_predictions(wanted.out, ids, output, config.loss, data.class_names)
-        status.say(f"Predictions of {len(ids):,} rows: {wanted.out}")
+        session.status.say(f"Predictions of {len(ids):,} rows: {wanted.out}")
         _finish(process)
 
 
@@ -106,7 +107,8 @@ def serve_predictions(
     """Predict rows for clients until a signal stops the service; what is opened is closed with the stack."""
     session = _open(options, config, _load_data(options, config), console, stack, trained=True)
     endpoint = service.prepare(wanted, session.process.folder, stack)
-    service.run(endpoint, session.process, session.listen(options, stack))
+    session.listen(options, stack)
+    service.run(endpoint, session.process, session.status)
 
 
 def write_predictions(path: Path, ids: list[str], output: Tensor, loss: str, names: Sequence[str] = ()) -> None:
@@ -128,16 +130,15 @@ def write_predictions(path: Path, ids: list[str], output: Tensor, loss: str, nam
 class _Session:
     process: ServerProcess
     audit: AuditLog
-    credentials: Credentials | None
     status: StatusLine
+    credentials: Credentials | None
 
-    def listen(self, options: SessionOptions, stack: ExitStack) -> StatusLine:
-        """Open the port, and return the line that shows the status."""
+    def listen(self, options: SessionOptions, stack: ExitStack) -> None:
+        """Open the port for the parties."""
         requests, config = self.process.requests, self.process.config
         address, limit = options.address_of(config), build.frame_limit(self.process.plan)
         port = setup.open_port(address, self.credentials, limit, requests, self.audit, stack)
         self.status.say(setup.listening_text(address, port, requests), port=port)
-        return self.status
 
 
 def _load_data(options: SessionOptions, config: RunConfig) -> ParticipantData:
@@ -161,6 +162,8 @@ def _open(
     setup.lock(folder, stack)
     audit = setup.open_audit_log(folder, stack)
     timeouts = ServerTimeouts(absent=network.absent_seconds, stale=network.stale_seconds)
+    status = StatusLine(options.status, console, lambda: _state(process, audit))
+    stack.callback(status.close)
     hooks = Hooks(audit.record, lambda: tick(status, audit, process.workers))
     process = ServerProcess(config, data, folder, timeouts, hooks)
     if process.workers:
@@ -170,9 +173,7 @@ def _open(
         process.requests.told.clear()  # parties that take part now must be told when this is over, too
         if not process.finished:
             raise ConfigError(f"training in {folder} is not finished: run `efvfl serve {options.file}` first.")
-    status = StatusLine(options.status, console, partial(_state, process, audit))
-    stack.callback(status.close)
-    return _Session(process, audit, credentials, status)
+    return _Session(process, audit, status, credentials)
 
 
 def _state(process: ServerProcess, audit: AuditLog) -> dict[str, Any]:

@@ -169,7 +169,7 @@ class Connections(ABC):
     def _look_at_clock(self) -> None:
         now = self._looked = time.monotonic()
         for link in [link for link in self._strangers if now - link.opened > self.patience.hello]:
-            self._refuse(link, "silent", f"no HELLO came within {self.patience.hello:g} seconds.")
+            self._refuse(link, "silent", f"no HELLO was received within {self.patience.hello:g} seconds.")
         for link in [link for link in self.links.values() if now - link.sent > self.patience.repeat]:
             link.sent = now
             for frame in link.waiting:

@@ -78,7 +78,7 @@ class Requests(Connections):
         self.told: set[str] = set()  # parties that know that all is done
         self._out: dict[int, Out] = {}  # by number
         self._replies: dict[str, tuple[Message, bytes]] = {}  # to the oldest of them
-        self._early: dict[str, Frame] = {}  # replies that came before their turn, unread
+        self._early: dict[str, Frame] = {}  # replies received before their turn, unread
         self._question: dict[str, bytes] = {}
         self._asked = 0
         self._answers: dict[str, bytes] = {}

@@ -205,8 +205,7 @@ class PredictionBatcher:
             answered.add(name)
 
         questions = {name: question({"ids": ids}) for name, ids in asked.items()}
-        give_up = lambda: done() or all(n in answered or self._replaceable(n) for n in asked)  # noqa: E731
-        self.requests.ask(questions, check, give_up)
+        self.requests.ask(questions, check, lambda: done() or all(n in answered or self._replaceable(n) for n in asked))
 
     def _resolve(self, request: _Request, found: Representations, unknown: UnknownIds) -> None:
         """Complete a request with a prediction, or with the reason why there is none."""

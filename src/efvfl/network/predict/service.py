@@ -54,7 +54,7 @@ class Endpoint:
 
 def prepare(options: ServiceOptions, folder: Path, stack: ExitStack) -> Endpoint:
     """Check the options and open the service's port; it is closed with the stack."""
-    from efvfl.network.predict.http_app import AccessControl
+    from efvfl.network.predict.http_app import AccessControl  # late: nothing else needs the packages of the service
 
     _check_settings(options.settings)
     certificate, key = _key_pair(options)
