@@ -100,7 +100,7 @@ class Running:
         assert serving is not None
         assert serving.finished
         self.asked: list[tuple[str, list[str]]] = []  # questions by party
-        serving.requests.hooks = replace(serving.requests.hooks, wrote=self._on_frame)
+        serving.requests.hooks = replace(serving.requests.hooks, on_frame=self._on_frame)
         self.batcher = PredictionBatcher(serving, settings)
         self.certs = trained.folder / "certs"
         server = self.certs / "server"

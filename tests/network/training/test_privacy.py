@@ -102,7 +102,7 @@ class Overheard(Meeting):
         self.sent: dict[str, list[bytes]] = {name: [] for name in ("server", *PARTIES)}
         self.ready = ready
         self.trail = audit_log.AuditLog(folder / "server")
-        self.requests.hooks = replace(self.requests.hooks, wrote=self.trail.record)
+        self.requests.hooks = replace(self.requests.hooks, on_frame=self.trail.record)
         self.batches: list[Tensor] = []
         self.fusion: list[Tensor] = []
         self.limit = frame_limit(self.serving.plan)
