@@ -146,11 +146,11 @@ def packet_of(*shape: int) -> tuple[Packet, ...]:
 
 BITS = send_bytes(b"\xff" * 6)  # 48 rows
 WRONG_RELAYS: dict[str, tuple[dict[int, tuple[Packet, ...]], str]] = {
-    "its own block": ({2: packet_of(48, 4)}, "blocks .* came"),
-    "a block of nobody": ({7: packet_of(48, 4)}, "blocks .* came"),
-    "numbers for rows": ({6: packet_of(6)}, "rows that take part must come as one packet of bytes"),
-    "too few rows": ({6: send_bytes(b"123")}, "came with shape .3,., 6 bytes are expected"),
-    "a row too short": ({6: (replace(BITS[0], body=b"12345"),)}, "6 bytes are expected"),
+    "its own block": ({2: packet_of(48, 4)}, r"expected blocks .*, got \["),
+    "a block of nobody": ({7: packet_of(48, 4)}, r"expected blocks .*, got \["),
+    "numbers for rows": ({6: packet_of(6)}, "rows that take part: expected one packet of plain bytes"),
+    "too few rows": ({6: send_bytes(b"123")}, "expected 6 bytes, got shape .3,."),
+    "a row too short": ({6: (replace(BITS[0], body=b"12345"),)}, "expected 6 bytes"),
 }
 
 
@@ -172,7 +172,7 @@ def test_a_list_of_one_row_or_of_all_is_refused(bits: bytes) -> None:
     """A layer that normalises cannot work on one row, and all rows need no list."""
     party = shared_party()
     party.handle(Message(Kind.BEGIN, 0))
-    with pytest.raises(ProtocolError, match="of 48 rows are listed: neither one nor all of them ever are"):
+    with pytest.raises(ProtocolError, match=r"expected none or several, but not all of 48, got (1|48)"):
         party.handle(Message(Kind.RELAY, 0, {6: send_bytes(bits)}))
 
 
@@ -180,26 +180,26 @@ def test_bits_beyond_the_batch_are_refused() -> None:
     party = shared_party(batch_size=50)
     count = party.batches.count(0)
     party.handle(Message(Kind.BEGIN, 0))
-    with pytest.raises(ProtocolError, match=f"goes beyond the {count} rows"):
+    with pytest.raises(ProtocolError, match=f"expected {count} rows of the batch, got more"):
         party.handle(Message(Kind.RELAY, 0, {6: send_bytes(b"\xff" * (count // 8 + 1))}))
 
 
 def test_nobody_may_be_missing_where_that_was_not_agreed_on() -> None:
     party = shared_party(stale=False)
     party.handle(Message(Kind.BEGIN, 0))
-    with pytest.raises(ProtocolError, match=r"blocks \[1, 3\] came, \[1, 3, 4\] and perhaps 0 are expected"):
+    with pytest.raises(ProtocolError, match=r"expected blocks \[1, 3, 4\] and perhaps 0, got \[1, 3\]"):
         party.handle(Message(Kind.RELAY, 0, {1: packet_of(48, 4), 3: packet_of(48, 4)}))
 
 
 WRONG_SYNCS: dict[str, tuple[dict[int, tuple[Packet, ...]], str]] = {
-    "no peers": ({2: packet_of(48, 4)}, r"blocks \[\] came, \[1, 3, 4\] and perhaps 0 are expected"),
+    "no peers": ({2: packet_of(48, 4)}, r"expected blocks \[1, 3, 4\] and perhaps 0, got \[\]"),
     "a fusion model": (
         {0: packet_of(9)} | {j: packet_of(48, 4) for j in (1, 2, 3, 4)},
-        "the next step brings it",
+        "without the fusion model, which the next step brings",
     ),
     "too many rows": (
         {1: packet_of(48, 4), 2: packet_of(48, 4), 3: packet_of(49, 4), 4: packet_of(48, 4)},
-        "as the server has it came with shape",
+        "as the server holds it: expected shape",
     ),
 }
 
@@ -219,11 +219,11 @@ def test_a_wrong_snapshot_is_refused_and_nothing_changes(case: str) -> None:
 def test_nobody_is_asked_twice_for_the_same_step() -> None:
     """With surrogates of its choice a server would otherwise read off all of a representation."""
     config = stale_config()
-    party = network_case.federation(config).parties[AWAY]
-    party.stale = True
+    held = participant_data.load(config, Path(), AWAY)
+    party = build.build_party(config, build.make_plan(config, held), held, AWAY)
     party.handle(Message(Kind.SYNC, 0, {2: packet_of(48, 4)}, hold=True))  # away while it had nothing to report
     party.handle(Message(Kind.BEGIN, 0))
-    with pytest.raises(ProtocolError, match=r"SYNC to step 0 .* is at step 0"):
+    with pytest.raises(ProtocolError, match=r"expected SYNC to a later step than 0 .*, got step 0"):
         party.handle(Message(Kind.SYNC, 0, {2: packet_of(48, 4)}, hold=True))
 
 
@@ -245,7 +245,7 @@ def test_a_copy_that_never_learnt_takes_over_one_that_has() -> None:
     server.descend(server.module(torch.ones(2, 4)).sum())
     assert server.learnt() == bytes([1, 1, 0, 0])
     before = party.digest()
-    with pytest.raises(ProtocolError, match="a fusion model of 7 numbers came"):
+    with pytest.raises(ProtocolError, match=r"the fusion model: expected .* numbers, got 7"):
         party.take_over(torch.zeros(7, dtype=torch.float64), server.learnt())
     assert party.digest() == before, "what was refused has left no trace"
     assert party.learnt() == bytes(4)
@@ -276,9 +276,9 @@ def test_a_large_fusion_model_fits_in_a_frame() -> None:
 
 def test_with_private_labels_a_snapshot_of_others_is_refused() -> None:
     config = stale_config()
-    party = network_case.federation(config).parties[AWAY]
-    party.stale = True
-    with pytest.raises(ProtocolError, match="labels are private, and nothing was missed"):
+    held = participant_data.load(config, Path(), AWAY)
+    party = build.build_party(config, build.make_plan(config, held), held, AWAY)
+    with pytest.raises(ProtocolError, match=r"expected no block of others with private labels, got blocks \[1\]"):
         party.handle(Message(Kind.SYNC, 0, {1: packet_of(0, 4), 2: packet_of(48, 4)}))
 
 
@@ -352,7 +352,7 @@ def test_a_half_known_batch_is_the_batch_of_its_known_rows() -> None:
 
 def test_sync_is_only_for_those_who_agreed() -> None:
     party = network_case.federation(network_case.config()).parties[AWAY]
-    with pytest.raises(ProtocolError, match="did not agree to go on after having been away"):
+    with pytest.raises(ProtocolError, match="did not agree that steps may pass without it"):
         party.handle(Message(Kind.SYNC, 3, {2: ()}))
 
 
@@ -364,5 +364,7 @@ def test_sync_is_only_for_those_who_agreed() -> None:
     ],
 )
 def test_what_stale_needs(changes: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="on_missing = 'stale' needs"):
+    with pytest.raises(
+        ConfigError, match=r"on_missing = 'stale' does not go with (a method without a memory|start = 'exact')"
+    ):
         network_case.config(network={"on_missing": "stale"}, **changes)
