@@ -669,5 +669,5 @@ def test_halves_are_rounded_and_widened_as_numpy_does() -> None:
     values = np.concatenate([bits, bits | np.uint32(1 << 31)]).view(np.float32)
     assert np.array_equal(_to_half(values), values.astype(np.float16).view(np.uint16))
     for dtype in (np.float32, np.float64):
-        block = values[np.abs(values) < 2.0**15].astype(dtype)  # just so large that nothing is scaled
+        block: FloatArray = values[np.abs(values) < 2.0**15].astype(dtype)  # just so large that nothing is scaled
         assert np.array_equal(decode(Cast("fp16").encode(block)), block.astype(np.float16).astype(dtype))

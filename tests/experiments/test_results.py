@@ -69,7 +69,7 @@ def test_the_gradient_vanishes_with_error_feedback_and_without_compression_but_n
     for name in ("svfl", "cvfl", "efvfl"):
         config = RunConfig(
             batch_size=0,
-            method=MethodConfig(name, {"name": "topk", "ratio": 0.02}),  # type: ignore[arg-type]
+            method=MethodConfig(name, {"name": "topk", "ratio": 0.02}),
             agreement=AgreementConfig(labels="shared"),
             optimizer={"lr": 4.0},
         )

@@ -48,11 +48,11 @@ def mixed(rows: int = 240, seed: int = 0) -> polars.DataFrame:
     rng = np.random.default_rng(seed)
     town = rng.choice(["Bern", "Basel", "Chur"], rows)
     income, debt = rng.normal(size=rows), rng.normal(size=rows)
-    seen = np.where(rng.random(rows) < 0.1, None, income.astype(object))
+    seen = [None if gap else value for gap, value in zip(rng.random(rows) < 0.1, income.tolist(), strict=True)]
     return polars.DataFrame(
         {
             "town": town,
-            "income": polars.Series(seen.tolist(), dtype=polars.Float64),
+            "income": polars.Series(seen, dtype=polars.Float64),
             "debt": debt,
             "since": polars.Series(np.datetime64("2020-01-01") + rng.integers(0, 900, rows)),
             "married": rng.random(rows) < 0.5,
@@ -235,7 +235,7 @@ def test_the_same_seed_gives_the_same_predictions_bit_for_bit() -> None:
     assert np.array_equal(first, again)
     assert not np.allclose(first, other)
     drawn = [VerticalClassifier(random_state=np.random.RandomState(3), **QUICK).fit(x, y) for _ in range(2)]
-    assert np.array_equal(*(model.decision_function(x) for model in drawn))
+    assert np.array_equal(drawn[0].decision_function(x), drawn[1].decision_function(x))
 
 
 def test_fitting_leaves_torchs_generator_alone() -> None:

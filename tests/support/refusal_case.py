@@ -254,7 +254,9 @@ class Rogue:
                 after -= 1
                 if after < 0:
                     return frame
-            self.send(self.member.respond(frame))
+            answer = self.member.respond(frame)
+            assert answer is not None
+            self.send(answer)
 
     def refused(self) -> str:
         """Read up to REFUSE and return its text; then the link must be closed."""
@@ -279,7 +281,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> list[Frame]:
     frames: list[Frame] = []
     respond = made.members[VICTIM].respond
 
-    def spy(frame: Frame) -> Frame:
+    def spy(frame: Frame) -> Frame | None:
         frames.append(frame)
         return respond(frame)
 

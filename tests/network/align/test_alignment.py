@@ -1,6 +1,7 @@
 """Private alignment: what comes out is a plain join, and nobody hears more than that."""
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -250,7 +251,7 @@ def test_the_search_finds_what_a_party_lets_slip(tmp_path: Path, how: str) -> No
 
 def test_the_search_finds_what_the_label_holder_lets_slip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = {"": ["0123456789abcdef", "shared-by-both-1"], "north": ["shared-by-both-1"]}
-    monkeypatch.setattr(psi.secrets, "token_bytes", lambda count: ids[""][0].encode())
+    monkeypatch.setattr(secrets, "token_bytes", lambda count: ids[""][0].encode())
     with Meeting(tmp_path, config("north", validation=0.0, test=0.0), ids) as meeting:
         meeting.run()
         meeting.wait("north")
