@@ -31,6 +31,7 @@ def numbers(text: str) -> dict[str, list[float]]:
     return found
 
 
+@pytest.mark.slow
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out

@@ -200,7 +200,9 @@ def test_lookup_finds_or_suggests() -> None:
 
 
 @every
-@both_dtypes
+@pytest.mark.parametrize(
+    "dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)], ids=["float32", "float64"]
+)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_contracts(compressor: Compressor, dtype: Float, distribution: str) -> None:
     rng = np.random.default_rng(5)

@@ -177,6 +177,7 @@ print(json.dumps({"refused": refused, "loading": anonymous() - before, "room": r
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc and RLIMIT_DATA tell what is anonymous")
 def test_nothing_copies_a_mapped_memory_into_ram(tmp_path: Path) -> None:
     done = subprocess.run(

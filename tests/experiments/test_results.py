@@ -64,6 +64,7 @@ def test_error_feedback_is_never_worse_on_mnist(mnist: dict[tuple[str, str], lis
             assert score(ours).mean >= score(theirs).mean, column
 
 
+@pytest.mark.slow
 def test_the_gradient_vanishes_with_error_feedback_and_without_compression_but_not_with_direct_compression() -> None:
     ends = {}
     for name in ("svfl", "cvfl", "efvfl"):

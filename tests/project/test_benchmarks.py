@@ -42,6 +42,7 @@ def topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "TOPICS", made)
 
 
+@pytest.mark.slow
 def test_a_topic_that_fails_says_so_and_the_others_run(
     topics: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

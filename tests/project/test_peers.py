@@ -110,6 +110,7 @@ def test_the_runner_says_why_a_script_failed() -> None:
         python("import os; os._exit(4)")
 
 
+@pytest.mark.slow
 def test_a_script_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     source = (
@@ -139,6 +140,7 @@ def test_a_peer_that_cannot_be_installed_becomes_a_row(monkeypatch: pytest.Monke
     assert row == Row("nvflare", failure="exit status 1: ERROR: No matching distribution found for nvflare")
 
 
+@pytest.mark.slow
 def test_ours_are_measured_as_the_peers_are() -> None:
     row = runner.measure(Case("svfl-local", 20, 60), timeout=300)
     assert not row.failure

@@ -325,6 +325,7 @@ def test_a_folder_that_is_none(folder: Path, case: str) -> None:
     assert not (folder / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_where_the_page_goes_and_that_it_is_the_same_every_time(run: Run, text: str, tmp_path: Path) -> None:
     for out, path in ((None, run[0] / "report.html"), (tmp_path / "new" / "a.html", tmp_path / "new" / "a.html")):
         assert report.write(run[0], out) == path

@@ -1,6 +1,7 @@
 """Runs that are saved and go on elsewhere."""
 
 import hashlib
+from pathlib import Path
 
 import torch
 from problems import CLASSES, WIDTH, everything, problem
@@ -8,6 +9,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from efvfl import QSGD, Agreement, Federation, Message, Method, Optimizer, SharedLabels, TopK, cvfl, efvfl
+from efvfl.util import checkpoint
 
 STEPS = 11
 
@@ -77,3 +79,11 @@ def fingerprint(run: Federation, start: int) -> str:
     digest.update(str(sorted(run.ledger.bytes.items())).encode())
     digest.update(run.record().surrogate_loss.hex().encode())
     return digest.hexdigest()
+
+
+def go_on(case: str, state: Path, start: int, out: Path) -> None:
+    """Go on from a saved state in a process that has not seen the run, and leave the fingerprint."""
+    torch.set_num_threads(1)
+    run = federation(case)
+    run.load_state_dict(checkpoint.load(state))
+    out.write_text(fingerprint(run, start))

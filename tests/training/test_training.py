@@ -187,6 +187,7 @@ def test_parts_that_do_not_fit_are_refused(options: dict[str, object], error: st
         problem(**options)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_compression_that_vanishes_lets_direct_compression_converge_better() -> None:
     from efvfl import Ramp
 

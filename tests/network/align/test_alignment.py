@@ -95,6 +95,7 @@ def _dirty(one: str, forms: list[str], draw: st.DrawFn) -> str:
     return " " * draw(st.integers(0, 1)) + one + " " * draw(st.integers(0, 2)) if "strip" in forms else one
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(federations())
 def test_the_result_is_a_plain_join(made: tuple[RunConfig, dict[str, polars.Series], list[str]]) -> None:
@@ -174,6 +175,7 @@ def test_stratified_splits_are_those_of_the_shared_labels(tmp_path: Path) -> Non
         assert [SPLITS[found.splits[row]] for row in rows] == [split] * len(rows)
 
 
+@pytest.mark.slow
 def test_several_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psi, "SMALL", 20)
     monkeypatch.setattr(psi, "SHARD", 12)
@@ -332,6 +334,7 @@ def test_a_mark_of_another_alignment_does_not_count(tmp_path: Path, changed: str
         assert [meeting.wait(name) for name in NAMES[:2]] == [None, None]  # they were asked again
 
 
+@pytest.mark.slow
 def test_workers_go_when_their_parent_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(

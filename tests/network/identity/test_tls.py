@@ -293,6 +293,7 @@ def test_a_party_that_cannot_reach_the_server_says_why(guarded: Guarded, ready: 
     guarded.finish()
 
 
+@pytest.mark.slow
 def test_strangers_all_at_once_while_it_trains(tmp_path: Path, ready: Path) -> None:
     """Again and again from the first step to the last; in the middle, until each kind has been there."""
     late = (silent_stream,)  # a busy server has time for these only when it waits

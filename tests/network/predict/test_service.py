@@ -659,6 +659,7 @@ def test_without_the_packages_the_command_says_what_to_install(
     assert "serve-predictions needs fastapi: pip install 'efvfl[service]'." in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_sigterm_answers_open_requests_and_ends(trained: Trained, tmp_path: Path) -> None:
     for folder in ("server", *NAMES):
         shutil.copytree(trained.folder / folder, tmp_path / folder)

@@ -41,6 +41,7 @@ def test_training_goes_on_without_a_party_and_it_rejoins(tmp_path: Path, leaves_
     assert serving.records[-1].surrogate_loss < serving.records[0].surrogate_loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SHARED)
 @pytest.mark.parametrize("leaves_at", [0, 5])
 def test_with_shared_labels_a_party_that_is_back_knows_what_it_missed(
@@ -58,6 +59,7 @@ def test_with_shared_labels_a_party_that_is_back_knows_what_it_missed(
     assert_equal_everywhere(server, parties)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["relay, replicate", "aggregate, compress"])
 @pytest.mark.parametrize("dies_at", [(8,), (15, 16)])
 def test_the_server_may_die_while_a_party_is_away(tmp_path: Path, case: str, dies_at: tuple[int, ...]) -> None:

@@ -57,6 +57,7 @@ def assert_same(left: Outcome, right: Outcome) -> None:
 # Death and interruption at any event.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", [True, False], ids=["killed", "stopped"])
 @pytest.mark.parametrize("who", ["", "left"], ids=["server", "party"])
 @pytest.mark.parametrize(
@@ -140,6 +141,7 @@ class Plague:
         return Fate(at, kill=self.rng.random() < 0.7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("mode", MODES)
 def test_all_of_them_may_die_again_and_again(rows: Path, mode: str, seed: int, tmp_path: Path) -> None:
@@ -148,6 +150,7 @@ def test_all_of_them_may_die_again_and_again(rows: Path, mode: str, seed: int, t
         assert_same(undisturbed(rows, mode), network.run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("mode", ["private", "shared", "pipelined", "pipelined-shared"])
 def test_over_a_bad_network_too(rows: Path, mode: str, seed: int, tmp_path: Path) -> None:
@@ -179,6 +182,7 @@ def lose(folder: Path) -> int:
     return len(lost)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("save_steps", "at"), [(1, 30), (2, 20), (3, 40), (1000, 30)])
 @pytest.mark.parametrize("mode", ["private", "shared", "pipelined-shared"])
 def test_a_party_computes_again_what_its_disk_had_not_taken(
@@ -200,6 +204,7 @@ def test_a_party_computes_again_what_its_disk_had_not_taken(
         assert_same(undisturbed(rows, mode), network.run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("save_steps", "at"), [(1, 40), (2, 30), (3, 60), (1000, 60)])
 @pytest.mark.parametrize("mode", ["private", "shared", "pipelined-shared"])
 def test_the_server_computes_again_what_its_disk_had_not_taken(

@@ -37,6 +37,9 @@ from efvfl.network.workers import worker_group
 from efvfl.runs.build import load_data, make_federation
 from efvfl.util import checkpoint
 
+pytestmark = pytest.mark.slow  # groups of processes
+
+
 # A group of three processes, without a network.
 
 
