@@ -104,7 +104,8 @@ class Table:
     def gap(self, x: Tensor) -> Tensor:
         """f - f* of least squares, as |X (x - x*)|^2 / 2N: the same number without cancellation."""
         best = torch.linalg.lstsq(self.whole, self.labels).solution[:, 0]
-        return ((x - best) @ self.whole.T).square().sum(1) / (2 * len(self.labels))
+        gap: Tensor = ((x - best) @ self.whole.T).square().sum(1) / (2 * len(self.labels))
+        return gap
 
     def gradient(self, x: Tensor) -> Tensor:
         """The gradient of least squares."""

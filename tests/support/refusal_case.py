@@ -218,6 +218,13 @@ def meeting(tmp_path: Path) -> Iterator[Meeting]:
     made.stop()
 
 
+def answer_of(member: PartyProcess, frame: Frame) -> Frame:
+    """What a party answers to a frame that wants an answer."""
+    answer = member.respond(frame)
+    assert answer is not None
+    return answer
+
+
 class Rogue:
     """Uses the victim's name, with the victim's own member to answer rightly when it wants to."""
 
@@ -228,6 +235,9 @@ class Rogue:
 
     def send(self, frame: Frame | bytes) -> None:
         self.wire.send(frame if isinstance(frame, bytes) else frame.to_bytes())
+
+    def answer(self, frame: Frame) -> Frame:
+        return answer_of(self.member, frame)
 
     def receive(self) -> Frame:
         for _ in range(int(SECONDS / 0.2)):
@@ -254,9 +264,7 @@ class Rogue:
                 after -= 1
                 if after < 0:
                     return frame
-            answer = self.member.respond(frame)
-            assert answer is not None
-            self.send(answer)
+            self.send(self.answer(frame))
 
     def refused(self) -> str:
         """Read up to REFUSE and return its text; then the link must be closed."""

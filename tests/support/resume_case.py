@@ -64,14 +64,14 @@ def federation(case: str) -> Federation:
 def fingerprint(run: Federation, start: int) -> str:
     """Go on to the end; return a digest of every message on the way and of the final state of all."""
     digest = hashlib.sha256()
-    ask = run.transport._deliver  # type: ignore[attr-defined]
+    ask = run.transport._deliver
 
     def listen(name: str, message: Message) -> Message:
         reply: Message = ask(name, message)
         digest.update(message.to_bytes() + reply.to_bytes())
         return reply
 
-    run.transport._deliver = listen  # type: ignore[attr-defined]
+    run.transport._deliver = listen  # type: ignore[method-assign]
     for step in range(start, STEPS):
         digest.update(str(run.step(hold=step == STEPS - 1)).encode())
     for tensor in everything(run):

@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -169,7 +170,7 @@ def test_a_refused_state_leaves_everything_as_it_was() -> None:
 def test_a_state_of_other_rows_or_batches_is_refused_without_any_memory_too() -> None:
     saved = problem(svfl(), batch_size=16).state_dict()
     x = [v[:50] for v in columns()]
-    options: dict[str, object]
-    for options in ({"features": x, "labels": classes(x)}, {"batch_size": 15}, {"seed": 1}):
+    changes: list[dict[str, Any]] = [{"features": x, "labels": classes(x)}, {"batch_size": 15}, {"seed": 1}]
+    for options in changes:
         with pytest.raises(CheckpointError, match="it has batches of"):
-            problem(svfl(), **({"batch_size": 16} | options)).load_state_dict(saved)  # type: ignore[arg-type]
+            problem(svfl(), **({"batch_size": 16} | options)).load_state_dict(saved)

@@ -16,6 +16,7 @@ from efvfl.config.run_file import RunConfig
 from efvfl.core.batches import Batches
 from efvfl.core.block import Block, Optimizer
 from efvfl.core.channel import send_bytes, send_exactly
+from efvfl.core.local_model import PlainModel
 from efvfl.core.party import Party
 from efvfl.core.server import Server
 from efvfl.core.shared_labels import SharedLabelsParty
@@ -104,6 +105,7 @@ def test_with_shared_labels_parties_learn_from_the_known_rows_of_a_batch(downlin
     surrogates = [memory_of(channel)[known].clone() for channel in server.channels.values()]
     for name, message in messages.items():
         k, party = list(parties).index(name), parties[name]
+        assert isinstance(party.model, PlainModel)
         assert isinstance(party.model.features, Tensor)
         twin = copy.deepcopy(party.block.module)
         h = [twin(party.model.features[known]) if j == k else g for j, g in enumerate(surrogates)]
@@ -222,7 +224,6 @@ def test_nobody_is_asked_twice_for_the_same_step() -> None:
     """With surrogates of its choice a server would otherwise read off all of a representation."""
     config = stale_config()
     party = network_case.federation(config).parties[AWAY]
-    party.stale = True
     party.handle(Message(Kind.SYNC, 0, {2: packet_of(48, 4)}, hold=True))  # away while it had nothing to report
     party.handle(Message(Kind.BEGIN, 0))
     with pytest.raises(ProtocolError, match=r"SYNC to step 0 .* is at step 0"):
@@ -266,7 +267,10 @@ def test_the_rate_moves_as_in_the_steps_that_were_missed() -> None:
         for step in range(start, stop):
             blocks[0].end_step(step)
         blocks[1].end_steps(range(start, stop))
-        assert str(blocks[0].scheduler.state_dict()) == str(blocks[1].scheduler.state_dict())
+        first, second = (block.scheduler for block in blocks)
+        assert first is not None
+        assert second is not None
+        assert str(first.state_dict()) == str(second.state_dict())
 
 
 def test_a_large_fusion_model_fits_in_a_frame() -> None:
@@ -279,7 +283,6 @@ def test_a_large_fusion_model_fits_in_a_frame() -> None:
 def test_with_private_labels_a_snapshot_of_others_is_refused() -> None:
     config = stale_config()
     party = network_case.federation(config).parties[AWAY]
-    party.stale = True
     with pytest.raises(ProtocolError, match="labels are private, and nothing was missed"):
         party.handle(Message(Kind.SYNC, 0, {1: packet_of(0, 4), 2: packet_of(48, 4)}))
 

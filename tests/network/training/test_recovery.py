@@ -23,11 +23,13 @@ from network_case import (
     config,
     federation,
     member,
+    process_of,
     ready,
     reference,
 )
 from network_case import assert_same as assert_all_same
 from recovery_case import MODES, Fates, FrameFate, disturbed, rows, small, undisturbed  # noqa: F401
+from refusal_case import answer_of
 
 from efvfl.config.run_file import LimitConfig, RunConfig
 from efvfl.errors import CheckpointError, Interrupted, LimitError, LinkError, ProtocolError, RefusedError
@@ -196,7 +198,7 @@ def test_a_party_computes_again_what_its_disk_had_not_taken(
         with pytest.raises(Interrupted):
             list(network._served().train())
         network.kill_server()
-        network.joinings["left"].handler.message_log.close()
+        process_of(network.joinings["left"]).message_log.close()
         assert lose(tmp_path / "left") or save_steps == 1
         network.watch = lambda: None
         network.join("left")
@@ -253,7 +255,7 @@ def test_a_party_that_was_away_at_the_end_hears_of_it_later(rows: Path, tmp_path
 def test_a_party_that_died_after_its_goodbye_is_told_again(rows: Path, tmp_path: Path) -> None:
     with Network(small(rows), tmp_path, lives=2) as network:
         first = network.run()
-        network.joinings["left"].handler.message_log.close()
+        process_of(network.joinings["left"]).message_log.close()
         network.join("left")
         network.finish()
         assert_same(first, network.outcome())
@@ -293,7 +295,7 @@ class Table:
 
     def step(self, members: dict[str, PartyProcess], hold: bool = False, durable: int = 0) -> dict[str, Frame]:
         """Let all parties answer and make the next request."""
-        replies = {name: member.respond(self.request(name, durable)) for name, member in members.items()}
+        replies = {name: answer_of(member, self.request(name, durable)) for name, member in members.items()}
         self.messages = self.server.step({n: Message.from_bytes(r.body) for n, r in replies.items()}, hold)
         self.number += 1
         return replies
@@ -329,11 +331,11 @@ def test_a_repeated_request_gets_the_same_bytes(rows: Path, alone: Alone) -> Non
         members["left"].save_if_due()
         before = members["left"].ledger.table()
         for request, reply in asked:
-            assert members["left"].respond(request).body == reply.body
+            assert answer_of(members["left"], request).body == reply.body
         assert members["left"].ledger.table() == before
     again = alone()["left"]
     assert again.handled == 4
-    assert [again.respond(request).body for request, _ in asked] == [reply.body for _, reply in asked]
+    assert [answer_of(again, request).body for request, _ in asked] == [reply.body for _, reply in asked]
 
 
 def test_a_request_after_a_gap_is_refused(rows: Path, alone: Alone) -> None:
