@@ -300,7 +300,7 @@ def test_two_requests_are_under_way(tmp_path: Path) -> None:
     with Network(run, tmp_path) as network:
         serving = network._served()
         kinds = {FrameKind.REQUEST: "request", FrameKind.REPLY: "reply"}
-        wrote = serving.requests.hooks.wrote
+        wrote = serving.requests.hooks.on_frame
 
         def note(name: str, direction: str, frame: Frame) -> None:
             if name == "top-left" and frame.kind in kinds:

@@ -33,6 +33,7 @@ from refusal_case import answer_of
 
 from efvfl.config.run_file import LimitConfig, RunConfig
 from efvfl.errors import CheckpointError, Interrupted, LimitError, LinkError, ProtocolError, RefusedError
+from efvfl.network.links.connections import Hooks
 from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.frame import Frame, FrameKind, json_frame
 from efvfl.network.links.wire import MemoryWire, memory_pair
@@ -666,7 +667,7 @@ def test_a_chatty_party_does_not_keep_the_server_from_its_clock(rows: Path, alon
             ends[name][1].send(frame.to_bytes())
 
     run = small(rows)
-    serving = ServerProcess(run, participant_data.load(run, Path(), ""), tmp_path / "server", PATIENCE, wrote)
+    serving = ServerProcess(run, participant_data.load(run, Path(), ""), tmp_path / "server", PATIENCE, Hooks(wrote))
     for name in PARTIES:
         serving.requests.accept(ends[name][0], None)
         ends[name][1].send(members[name].hello().to_bytes())
