@@ -24,6 +24,13 @@ test: $(READY)
 test-fast: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow' $(ARGS)
 
+# Of the packages that everything rests on; their tests, without the slow ones, must take nearly every branch.
+coverage: $(READY)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow' $(ARGS) \
+		tests/wire tests/compress tests/core tests/contracts tests/oracles tests/training tests/config \
+		--cov=efvfl.core --cov=efvfl.wire --cov=efvfl.compress --cov-report= --cov-report=json:.coverage.json
+	$(BIN)/python -m tools.branches .coverage.json
+
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

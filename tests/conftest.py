@@ -2,6 +2,7 @@
 
 import signal
 
+import pytest
 import torch
 
 # Blocks in tests are small: a second thread only costs time.
@@ -11,3 +12,14 @@ torch.set_num_threads(1)
 # they start, which must take it as they would in a terminal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Fixtures that start processes or train for seconds: whoever asks for one is slow.
+SLOW = {"played", "story", "tapped", "warm_pool"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by their fixtures, before `-m` looks at the marks."""
+    for item in items:
+        if SLOW.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)

@@ -156,7 +156,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         south = make_member(run_file.load(file), "south", folder / "runs" / "fed" / "south", data=folder)
         respond, reached, go = south.respond, threading.Event(), threading.Event()
 
-        def slowly(frame: Frame) -> Frame:
+        def slowly(frame: Frame) -> Frame | None:
             if frame.kind == FrameKind.REQUEST and frame.number == STOPPED:
                 reached.set()
                 go.wait(PATIENT)
@@ -555,7 +555,7 @@ def test_codes_of_a_party(
 def test_without_the_packages_of_the_network(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "grpc", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "grpc", None)
     for name in ("setup", "serve"):
         monkeypatch.delattr(sessions, name, raising=False)
         monkeypatch.delitem(sys.modules, f"efvfl.cli.sessions.{name}", raising=False)
@@ -607,6 +607,10 @@ def opened_as(kind: type[io.FileIO]) -> Callable[..., Any]:
     return call
 
 
+def no_fsync(after: int, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(os, "fsync", failing(after, errno.ENOSPC, os.fsync))
+
+
 SPOILS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "no room": lambda patch: patch.setattr(files, "open", opened_as(Full), raising=False),
     "some room": lambda patch: patch.setattr(
@@ -617,10 +621,7 @@ SPOILS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         files, "open", failing(0, errno.EROFS, open), raising=False
     ),
     "no rename": lambda patch: patch.setattr(os, "replace", failing(0, errno.EACCES, os.replace)),
-    **{
-        f"fsync {n}": lambda patch, n=n: patch.setattr(os, "fsync", failing(n, errno.ENOSPC, os.fsync))
-        for n in range(4)
-    },
+    **{f"fsync {n}": partial(no_fsync, n) for n in range(4)},
 }
 
 
@@ -732,18 +733,16 @@ def test_a_log_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, k
     assert MessageLog(tmp_path).read(1) == b"second" * 100
 
 
-def test_a_log_goes_on_once_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_goes_on_once_there_is_room(tmp_path: Path) -> None:
     """What was half-written must not hide what comes after it."""
     log = MessageLog(tmp_path)
     log.append(0, b"first")
     assert log._file is not None
-    real = log._file.write
-    with monkeypatch.context() as patch:
-        patch.setattr(message_log.os, "fsync", os.fsync)
-        log._file = _Wrapped(log._file, lambda data: real(data[:7]))  # type: ignore[assignment]
-        with pytest.raises(CheckpointError, match="only 7 bytes were written"):
-            log.append(1, b"second")
-        log._file = log._file.file  # type: ignore[attr-defined]
+    file: Any = log._file
+    log._file = _Wrapped(file, lambda data: file.write(data[:7]))  # type: ignore[assignment]
+    with pytest.raises(CheckpointError, match="only 7 bytes were written"):
+        log.append(1, b"second")
+    log._file = file
     log.append(1, b"second")
     log.close()
     again = MessageLog(tmp_path)
@@ -769,7 +768,7 @@ def test_folders_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(CheckpointError, match=r"cannot write .*ledger.jsonl: "):
         AuditLog(tmp_path / "new")
     with pytest.raises(CheckpointError, match=r"cannot write .*The previous file is unchanged"):
-        checkpoint.write_atomically(tmp_path / "new" / "file", b"data")
+        files.write_atomically(tmp_path / "new" / "file", b"data")
 
 
 def test_a_full_disk_at_the_server_is_not_a_partys_fault(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def test_a_whole_file_becomes_a_run(tmp_path: Path) -> None:
     assert up.width == (3,)
     assert up.compressor == TopK(Ramp(0.1, 0.5, 10))
     assert federation.parties["top-right"].label_mode.down.compressor == QSGD(4, "text")  # type: ignore[attr-defined]
-    assert federation.fusion.head[1].in_features == 6 * 3 + 3  # type: ignore[index, union-attr]
+    assert federation.fusion.head[1].in_features == 6 * 3 + 3  # type: ignore[index]
     records = list(federation.train(config.epochs))
     assert [r.epoch for r in records] == [1, 2]
     assert set(records[-1].test) == {"loss", "accuracy"}
@@ -224,7 +225,7 @@ def test_all_rows_for_training() -> None:
 
 def test_your_own_arrays(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
-    x = {name: draw.standard_normal((80, n)) for name, n in (("bank", 3), ("telco", 5))}
+    x: dict[str, Any] = {name: draw.standard_normal((80, n)) for name, n in (("bank", 3), ("telco", 5))}
     target = x["bank"][:, 0] + x["telco"][:, 1]
     np.savez(tmp_path / "table.npz", **x, y=target)
     path = tmp_path / "run.toml"

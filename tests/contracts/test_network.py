@@ -137,7 +137,24 @@ def holds(case: str, folder: Path, transport: Transport = "memory", seed: int = 
     assert_same(reference(run), networked(run, folder, transport, seed))
 
 
-@pytest.mark.parametrize("case", CASES)
+# What `make test-fast` tries: every method and compressor once, both label modes, each way to send x0.
+SAMPLE = [
+    "private-svfl",
+    *(f"private-efvfl-{name}" for name in sorted(REGISTRY)),
+    "relay-cvfl-qsgd",
+    "aggregate-efvfl-topk",
+    "relay-send-batch-2",
+    "relay-replicate-batch-2",
+    "aggregate-compress-all-1",
+    "private-start-exact",
+    "relay-label-holder",
+    "private-normed",
+    "private-down-efvfl",
+    "private-saves",
+]
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in SAMPLE else pytest.mark.slow) for c in CASES])
 def test_a_run_over_wires_equals_the_run_in_one_process(case: str, tmp_path: Path) -> None:
     holds(case, tmp_path)
 
@@ -154,6 +171,7 @@ def test_so_does_one_over_mutual_tls(case: str, tmp_path: Path) -> None:
     holds(case, tmp_path, "mtls")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "case",

@@ -93,8 +93,8 @@ def frames_over_wires(config: RunConfig, folder: Path) -> Heard:
         assert not serving.finish()
         for future in done:
             future.result()
-    for made in (serving, *members.values()):
-        made.message_log.close()
+    for log in (serving.message_log, *(made.message_log for made in members.values())):
+        log.close()
     return {name: digest.result() for name, digest in heard.items()}
 
 

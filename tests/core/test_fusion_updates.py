@@ -93,7 +93,7 @@ def test_buffers_of_any_kind_reach_the_parties() -> None:
     runs = []
     for fusion in ("send", "replicate"):
         torch.manual_seed(3)
-        agreement = Agreement(SharedLabels(fusion=fusion, digest_every=2))  # type: ignore[arg-type]
+        agreement = Agreement(SharedLabels(fusion=fusion, digest_every=2))
         run = problem(efvfl(TopK(0.2)), head=Counter(), agreement=agreement, batch_size=16)
         list(run.train(2))
         runs.append(run)

@@ -117,7 +117,7 @@ def test_the_digest_of_a_memory_is_what_it_was(tmp_path: Path) -> None:
     for start in ("compressed", "exact"):
         digests = set()
         for folder in (None, tmp_path):
-            memory = ErrorFeedback((5, 2), torch.float32, start, folder)  # type: ignore[arg-type]
+            memory = ErrorFeedback((5, 2), torch.float32, start, folder)
             memory.absorb(torch.tensor([3, 1]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
             digests.add(Channel(TopK(0.5), memory, (2,), torch.float32).digest())
         expected = hashlib.blake2b(digest_size=8)
@@ -177,6 +177,7 @@ print(json.dumps({"refused": refused, "loading": anonymous() - before, "room": r
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc and RLIMIT_DATA tell what is anonymous")
 def test_nothing_copies_a_mapped_memory_into_ram(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def narrow(agreement: Agreement) -> Agreement:
 
 def rounded(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Round to the nearest bfloat16, ties to even, by the bits alone."""
-    bits = values.view(np.uint32).astype(np.uint64)
+    bits: NDArray[Any] = values.view(np.uint32).astype(np.uint64)
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16
     return bits.astype(np.uint32).view(np.float32)
 

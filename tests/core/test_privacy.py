@@ -31,6 +31,7 @@ def federation(labels: str, seed: int = 0, epochs: int = 50, **method: object) -
     return make_federation(config, digits(seed))
 
 
+@pytest.mark.slow
 def test_private_labels_learn_the_digits_as_well_as_shared_ones() -> None:
     scores: dict[str, list[float]] = {"private": [], "shared": []}
     for labels, results in scores.items():

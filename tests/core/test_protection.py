@@ -35,7 +35,7 @@ def sent(run: Federation, steps: int) -> list[dict[str, Tensor]]:
         found.append({name: torch.tensor(decode(block)) for name, block in blocks.items()})
         return messages
 
-    run.server.label_mode.answers = listening  # type: ignore[method-assign]
+    run.server.label_mode.answers = listening  # type: ignore[method-assign, assignment]
     for _ in range(steps):
         run.step()
     return found

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from problems import columns, everything, problem, same
+from problems import Labels, columns, everything, problem, same
 
 from efvfl import QSGD, Agreement, EfvflError, Message, SharedLabels, TopK, efvfl, svfl
 from efvfl.errors import ConfigError, ProtocolError
@@ -13,7 +13,7 @@ from efvfl.wire.message import Kind
 
 
 @pytest.mark.parametrize("labels", ["private", "shared"])
-def test_a_repeated_message_gets_the_same_answer_and_does_no_harm(labels: str) -> None:
+def test_a_repeated_message_gets_the_same_answer_and_does_no_harm(labels: Labels) -> None:
     plain = problem(efvfl(TopK(0.2)), agreement=Agreement(labels=labels), batch_size=16)
     repeated = problem(efvfl(TopK(0.2)), agreement=Agreement(labels=labels), batch_size=16)
     list(plain.train(2))
@@ -106,7 +106,7 @@ def test_relay_refuses_other_blocks_than_the_peers() -> None:
 
 
 @pytest.mark.parametrize("labels", ["private", "shared"])
-def test_dropout_and_noise_do_not_depend_on_what_ran_before(labels: str) -> None:
+def test_dropout_and_noise_do_not_depend_on_what_ran_before(labels: Labels) -> None:
     def run(disturb: bool) -> list[torch.Tensor]:
         torch.manual_seed(11)
         models = [torch.nn.Sequential(torch.nn.Linear(n, 4), torch.nn.Dropout(0.5)).double() for n in (5, 3, 4)]
@@ -125,7 +125,7 @@ def test_dropout_and_noise_do_not_depend_on_what_ran_before(labels: str) -> None
 
 
 @pytest.mark.parametrize("labels", ["private", "shared"])
-def test_a_refused_report_leaves_every_memory_as_it_was(labels: str) -> None:
+def test_a_refused_report_leaves_every_memory_as_it_was(labels: Labels) -> None:
     """Error feedback would not survive a report that is absorbed twice."""
     plain = problem(efvfl(TopK(0.2)), agreement=Agreement(labels=labels), batch_size=16)
     troubled = problem(efvfl(TopK(0.2)), agreement=Agreement(labels=labels), batch_size=16)

@@ -104,7 +104,8 @@ class Table:
     def gap(self, x: Tensor) -> Tensor:
         """f - f* of least squares, as |X (x - x*)|^2 / 2N: the same number without cancellation."""
         best = torch.linalg.lstsq(self.whole, self.labels).solution[:, 0]
-        return ((x - best) @ self.whole.T).square().sum(1) / (2 * len(self.labels))
+        gap: Tensor = ((x - best) @ self.whole.T).square().sum(1) / (2 * len(self.labels))
+        return gap
 
     def gradient(self, x: Tensor) -> Tensor:
         """The gradient of least squares."""
@@ -193,6 +194,7 @@ def run(labels: Labels) -> Trace:
     return follow(REGRESSION, federation, steps, eta)
 
 
+@pytest.mark.slow
 def test_lemma1_bounds_the_surrogate_offset_at_every_step(labels: Labels, run: Trace) -> None:
     problem = REGRESSION.problem(labels=labels)
     by_hand = REGRESSION.row_updates(run.x, run.g, labels).mean(1)[:-1]
@@ -203,6 +205,7 @@ def test_lemma1_bounds_the_surrogate_offset_at_every_step(labels: Labels, run: T
     assert share.max() > 0.01  # the surrogates do differ from the representations
 
 
+@pytest.mark.slow
 def test_lemma2_bounds_the_distortion_at_every_step(labels: Labels, run: Trace) -> None:
     problem, norms = REGRESSION.problem(labels=labels), squares(run.updates)
     step = theory.sufficient_step(problem)
@@ -215,6 +218,7 @@ def test_lemma2_bounds_the_distortion_at_every_step(labels: Labels, run: Trace) 
     assert closest.max() > 0.5  # less than twice as small as the lemma says
 
 
+@pytest.mark.slow
 def test_the_gap_falls_linearly_at_the_sufficient_step_size(labels: Labels, run: Trace) -> None:
     problem, gap = REGRESSION.problem(labels=labels), REGRESSION.gap(run.x)
     assert 4 < problem.smooth / problem.mu < 5
@@ -241,6 +245,7 @@ def direct_gaps(compressor: TopK) -> Tensor:
     return REGRESSION.gap(points(federation, STEPS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", ["shared"], indirect=True)
 def test_direct_compression_stalls(labels: Labels, run: Trace) -> None:
     direct, feedback = direct_gaps(KEEP), REGRESSION.gap(run.x)
@@ -249,6 +254,7 @@ def test_direct_compression_stalls(labels: Labels, run: Trace) -> None:
     assert direct[-1] > 0.9 * direct[STEPS // 2]  # it stays where it is
 
 
+@pytest.mark.slow
 def test_direct_compression_converges_if_it_vanishes() -> None:
     gap = direct_gaps(TopK(Ramp(0.1, 1.0, 400)))
     assert gap[-1] < 1e-10 < 1e-6 < gap[400]
@@ -259,6 +265,7 @@ def test_direct_compression_converges_if_it_vanishes() -> None:
 NONCONVEX = Table.random(seed=0, columns=[3, 3, 3], scale=3.0, error=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["compressed", "exact"])
 def test_theorem1_bounds_the_mean_gradient_of_a_nonconvex_run(start: Any) -> None:
     problem = NONCONVEX.problem(curvature=2.0)
@@ -288,6 +295,7 @@ NOISY = Table.random(seed=0, columns=[2, 2], scale=30.0, error=1.0)
 BATCH = 20
 
 
+@pytest.mark.slow
 def test_a_mini_batch_run_ends_in_theorem2s_neighbourhood() -> None:
     problem = NOISY.problem()
     step = theory.sufficient_step(problem)

@@ -75,9 +75,9 @@ GOOD = idx(np.arange(12, dtype=np.uint8).reshape(3, 4))
         (GOOD[:-1], r"expected 12 bytes for its dimensions \(3, 4\), got 11"),
         (GOOD + b"\0", "expected 12 bytes for its dimensions .*, got more"),
         (b"\0\0\x08\4" + b"\xff" * 16, "x as an idx file"),
-        (gzip.compress(GOOD)[:-9], "x as an idx file: .*end-of-stream"),
-        (gzip.compress(GOOD)[:-8] + bytes(8), "CRC"),
-        (gzip.compress(GOOD[:-1]), "got 11"),
+        (gzip.compress(GOOD, mtime=0)[:-9], "x as an idx file: .*end-of-stream"),
+        (gzip.compress(GOOD, mtime=0)[:-8] + bytes(8), "CRC"),
+        (gzip.compress(GOOD[:-1], mtime=0), "got 11"),
         (b"\x1f\x8b junk", "x as an idx file"),
     ],
 )
@@ -111,7 +111,7 @@ def test_mnist_is_cut_into_quadrants(home: Path, monkeypatch: pytest.MonkeyPatch
     content = small_mnist()
     for name, raw in content.items():
         if packed:
-            store.write(home / "mnist" / f"{name}.gz", gzip.compress(raw))
+            store.write(home / "mnist" / f"{name}.gz", gzip.compress(raw, mtime=0))
         else:
             store.write(home / "mnist" / name, raw)
     monkeypatch.setattr(mnist, "MNIST", official(content))
@@ -156,7 +156,7 @@ def test_mnist_is_downloaded(home: Path, site: Site, monkeypatch: pytest.MonkeyP
     content = small_mnist()
     entry = replace(official(content, (f"{site.url}/none/", f"{site.url}/")), name=name)
     monkeypatch.setattr(mnist, "MNIST" if name == "mnist" else "FASHION_MNIST", entry)
-    site.files = {f"/{file}.gz": gzip.compress(data) for file, data in content.items()}
+    site.files = {f"/{file}.gz": gzip.compress(data, mtime=0) for file, data in content.items()}
     assert not catalogue.present(name)
     found = catalogue.get(name)
     assert found.present

@@ -143,6 +143,7 @@ def without_times(folder: Path) -> dict[str, str]:
     return out
 
 
+@pytest.mark.slow
 def test_results_are_the_same_in_one_process_and_in_several(small: Sweep, tmp_path: Path) -> None:
     small = changed(small, epochs=2)
     for job in small.jobs():
@@ -201,6 +202,7 @@ def test_a_run_that_diverges_does_not_take_the_others_with_it(small: Sweep, tmp_
     assert {path.name for path in tmp_path.glob("*.json")} == {job.file for job in others}
 
 
+@pytest.mark.slow
 def test_killing_a_sweep_and_starting_it_again_changes_no_result(tmp_path: Path) -> None:
     """kill -9 on a process that runs a sweep, several times, against a sweep that nobody disturbed."""
     file = tmp_path / "small.toml"

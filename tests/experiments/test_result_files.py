@@ -39,7 +39,11 @@ def folder(tmp_path: Path) -> Path:
 
 def leave(job: Job, folder: Path, loss: float = 0.1) -> None:
     """Write what a finished run leaves, with numbers that are hard to write down."""
-    columns = {"epoch": [1, 3], "train_loss": [float("nan"), loss], "test_accuracy": [1 / 3, 0.1 + 0.2]}
+    columns: dict[str, list[float]] = {
+        "epoch": [1, 3],
+        "train_loss": [float("nan"), loss],
+        "test_accuracy": [1 / 3, 0.1 + 0.2],
+    }
     result = Result(job.cell, {"seed": job.config.seed}, columns, {"up": {"a": {"h": 12}}}, {"efvfl": "0.2.0"})
     (folder / job.file).write_text(result.to_json())
 

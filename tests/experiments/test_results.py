@@ -64,12 +64,13 @@ def test_error_feedback_is_never_worse_on_mnist(mnist: dict[tuple[str, str], lis
             assert score(ours).mean >= score(theirs).mean, column
 
 
+@pytest.mark.slow
 def test_the_gradient_vanishes_with_error_feedback_and_without_compression_but_not_with_direct_compression() -> None:
     ends = {}
     for name in ("svfl", "cvfl", "efvfl"):
         config = RunConfig(
             batch_size=0,
-            method=MethodConfig(name, {"name": "topk", "ratio": 0.02}),  # type: ignore[arg-type]
+            method=MethodConfig(name, {"name": "topk", "ratio": 0.02}),
             agreement=AgreementConfig(labels="shared"),
             optimizer={"lr": 4.0},
         )

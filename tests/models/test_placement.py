@@ -12,6 +12,7 @@ from efvfl.cli.main import main
 from efvfl.config import run_file as configs
 from efvfl.config.run_file import ModelConfig, PartyConfig, RunConfig
 from efvfl.data import digits
+from efvfl.errors import ConfigError
 from efvfl.models.mlp import mlp
 from efvfl.models.placement import find, place
 from efvfl.network import handshake
@@ -90,7 +91,7 @@ def test_a_device_that_is_not_there(
     ):
         assert main([*words, "--device", device]) == 2
         assert f"device = '{device}' is not available to torch on this machine" in capsys.readouterr().err
-    with pytest.raises(configs.ConfigError, match="Known: cpu, cuda, mps"):
+    with pytest.raises(ConfigError, match="Known: cpu, cuda, mps"):
         configs.read(RunConfig, {"model": {"device": "tpu"}}, "file")
 
 

@@ -48,7 +48,7 @@ def test_two_tables_become_predictions_and_equal_one_process(
 @pytest.mark.slow
 def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    from notebook import run
+    from notebook import run  # type: ignore[import-not-found]
 
     path = EXAMPLE / "credit.ipynb"
     before = json.loads(path.read_text(encoding="utf-8"))

@@ -33,7 +33,7 @@ def modules_with_examples() -> list[str]:
     """Return the names of all modules of the package whose source contains a doctest."""
     found = []
     for entry in pkgutil.walk_packages(efvfl.__path__, "efvfl."):
-        spec = entry.module_finder.find_spec(entry.name, None)  # type: ignore[call-arg]
+        spec = entry.module_finder.find_spec(entry.name, None)
         assert spec is not None
         assert spec.origin is not None
         with open(spec.origin, encoding="utf-8") as file:

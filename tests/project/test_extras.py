@@ -182,8 +182,8 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
         """
         expected = [
             f"{what} needs {package}: pip install 'efvfl[{extra}]'."
-            for _, what, package, extra in map(ERRORS.get, names)
-        ]  # type: ignore[misc]
+            for _, what, package, extra in (ERRORS[name] for name in names)
+        ]
         assert without(set(OPTIONAL) - there, code, tmp_path).splitlines() == expected
 
 

@@ -2,10 +2,12 @@
 
 import socket
 
+import pytest
 from benchmarks import link
 from warm_processes import PATIENT, WARM
 
 
+@pytest.mark.slow
 def test_a_line_carries_bytes_both_ways_unchanged() -> None:
     sent, answer = bytes(range(256)) * 100, b"back" * 1000
     with socket.create_server(("127.0.0.1", 0)) as server:

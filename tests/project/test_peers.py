@@ -36,8 +36,8 @@ def runs(pid: int) -> bool:
 
 
 def test_the_problem_is_that_of_the_other_benchmarks() -> None:
-    for mine, theirs in zip(problem.rows(), step.rows(problem.ROWS), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    (x, y), (their_x, their_y) = problem.rows(), step.rows(problem.ROWS)
+    assert all(torch.equal(a, b) for a, b in zip([*x, y], [*their_x, their_y], strict=True))
     (local, head), (others, other) = problem.models(), step.models()
     for a, b in zip([head, *local], [other, *others], strict=True):
         assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
@@ -110,6 +110,7 @@ def test_the_runner_says_why_a_script_failed() -> None:
         python("import os; os._exit(4)")
 
 
+@pytest.mark.slow
 def test_a_script_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     source = (
@@ -139,6 +140,7 @@ def test_a_peer_that_cannot_be_installed_becomes_a_row(monkeypatch: pytest.Monke
     assert row == Row("nvflare", failure="exit status 1: ERROR: No matching distribution found for nvflare")
 
 
+@pytest.mark.slow
 def test_ours_are_measured_as_the_peers_are() -> None:
     row = runner.measure(Case("svfl-local", 20, 60), timeout=300)
     assert not row.failure

@@ -4,6 +4,7 @@ import os
 import pickle
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,11 @@ def mixed(rows: int = 240, seed: int = 0) -> polars.DataFrame:
     rng = np.random.default_rng(seed)
     town = rng.choice(["Bern", "Basel", "Chur"], rows)
     income, debt = rng.normal(size=rows), rng.normal(size=rows)
-    seen = np.where(rng.random(rows) < 0.1, None, income.astype(object))
+    seen = [None if gap else value for gap, value in zip(rng.random(rows) < 0.1, income.tolist(), strict=True)]
     return polars.DataFrame(
         {
             "town": town,
-            "income": polars.Series(seen.tolist(), dtype=polars.Float64),
+            "income": polars.Series(seen, dtype=polars.Float64),
             "debt": debt,
             "since": polars.Series(np.datetime64("2020-01-01") + rng.integers(0, 900, rows)),
             "married": rng.random(rows) < 0.5,
@@ -65,6 +66,7 @@ PARTIES = {"bank": ["town", "income"], "telco": ["debt", "since", "married"]}
 
 
 # A quarter of the default number of epochs: these checks are about types and shapes, and what they want is learnt soon.
+@pytest.mark.slow
 @parametrize_with_checks([VerticalClassifier(epochs=25), VerticalRegressor(epochs=25)])
 def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
     check(estimator)
@@ -74,6 +76,7 @@ def mean_scores(problem: Problem, *models: Model, seeds: int) -> list[float]:
     return [float(np.mean([model(problem, seed).score for seed in tables.SEEDS[:seeds]])) for model in models]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [tables.breast_cancer, tables.digits])
 def test_two_parties_are_within_a_point_of_one_place(make: Callable[[], Problem]) -> None:
     central, vertical = mean_scores(make(), tables.central, tables.federated("efvfl"), seeds=2)
@@ -99,6 +102,7 @@ def test_six_parties_are_within_a_point_of_one_place() -> None:
     assert vertical > central - 0.01
 
 
+@pytest.mark.slow
 def test_the_benchmark_prints_a_row_for_every_model() -> None:
     frame = mixed(80)
     classes = (frame["y"] == "yes").to_numpy().astype(np.int64)
@@ -118,6 +122,7 @@ def test_the_scores_of_two_classes_are_those_of_the_second() -> None:
     assert np.array_equal(model.predict(x), (logits > 0).astype(int))
 
 
+@pytest.mark.slow
 def test_digits_in_two_halves_are_learnt() -> None:
     x, y = load_digits(return_X_y=True)
     x, held, y, truth = train_test_split(x, y, random_state=0, stratify=y)
@@ -130,6 +135,7 @@ def test_digits_in_two_halves_are_learnt() -> None:
     assert last.bytes_up / last.epoch < 0.15 * sent.bytes_up_
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["table", "linear"])
 def test_numbers_are_predicted_in_their_own_units(model: str) -> None:
     x = np.random.default_rng(0).normal(size=(500, 4))
@@ -184,6 +190,15 @@ def test_the_label_holder_sends_nothing() -> None:
     assert set(model.records_[-1].ledger["up"]) == {"party2"}
 
 
+@cache
+def of_polars() -> Any:
+    """What is predicted of a polars table, with the labels in a list."""
+    frame = mixed()
+    twin = VerticalClassifier(PARTIES, epochs=40).fit(frame.drop("y"), frame["y"].to_list())
+    return twin.predict_proba(frame.drop("y"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["polars", "pandas", "pyarrow"])
 def test_tables_with_texts_dates_and_gaps_are_encoded_by_party(kind: str) -> None:
     frame = mixed()
@@ -199,8 +214,7 @@ def test_tables_with_texts_dates_and_gaps_are_encoded_by_party(kind: str) -> Non
     assert set(model.encoders_) == {"bank", "telco"}
     assert "town=Bern" in " ".join(model.encoders_["bank"].names).replace(": ", "=").replace(" = ", "=")
     assert model.score(x, frame["y"]) > 0.85
-    twin = VerticalClassifier(PARTIES, epochs=40).fit(frame.drop("y"), frame["y"].to_list())
-    assert np.array_equal(twin.predict_proba(frame.drop("y")), model.predict_proba(x))
+    assert np.array_equal(of_polars(), model.predict_proba(x))
 
 
 def test_a_town_never_seen_and_an_infinite_number_are_no_obstacle() -> None:
@@ -235,7 +249,7 @@ def test_the_same_seed_gives_the_same_predictions_bit_for_bit() -> None:
     assert np.array_equal(first, again)
     assert not np.allclose(first, other)
     drawn = [VerticalClassifier(random_state=np.random.RandomState(3), **QUICK).fit(x, y) for _ in range(2)]
-    assert np.array_equal(*(model.decision_function(x) for model in drawn))
+    assert np.array_equal(drawn[0].decision_function(x), drawn[1].decision_function(x))
 
 
 def test_fitting_leaves_torchs_generator_alone() -> None:
@@ -279,6 +293,7 @@ def test_grid_search_cross_validation_and_pipelines_work() -> None:
     assert not hasattr(copy, "classes_")
 
 
+@pytest.mark.slow
 def test_class_weights_move_the_border_towards_the_rare_class() -> None:
     rng = np.random.default_rng(0)
     y = (rng.random(600) < 0.1).astype(int)
@@ -346,6 +361,7 @@ def test_a_linear_model_shows_its_coefficients() -> None:
     assert shown.shape == (2, 2)
 
 
+@pytest.mark.slow
 def test_the_documented_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "docs/estimators.md").read_text(encoding="utf-8")
     (source,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)

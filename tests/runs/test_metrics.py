@@ -41,7 +41,7 @@ def test_binary_metrics_by_hand() -> None:
 
 def test_ks_is_the_largest_distance_of_the_two_distributions() -> None:
     thresholds = np.unique(P)
-    low, high = (np.searchsorted(np.sort(P[k == Y]), thresholds, side="right") / (k == Y).sum() for k in (0, 1))
+    low, high = (np.searchsorted(np.sort(P[k == Y]), thresholds, side="right") / np.sum(k == Y) for k in (0, 1))
     assert metrics.binary(Y, P)["ks"] == pytest.approx(np.abs(low - high).max())
 
 

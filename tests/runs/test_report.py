@@ -33,7 +33,8 @@ def make_run(folder: Path, **changes: Any) -> tuple[Federation, list[Record]]:
     """Train two parties on a few rows, and leave what a run leaves."""
     folder.mkdir(parents=True)
     chance = np.random.default_rng(3)
-    x, y = {name: chance.normal(size=(200, 4)).astype(np.float32) for name in ("a<b>&", "south")}, np.zeros(200)
+    x: dict[str, Any] = {name: chance.normal(size=(200, 4)).astype(np.float32) for name in ("a<b>&", "south")}
+    y = np.zeros(200)
     y[x["a<b>&"][:, 0] + x["south"][:, 0] > 0] = 1
     classes = changes.get("loss") == "cross_entropy"
     np.savez(folder / "rows.npz", y=y.astype(np.int64) if classes else y.astype(np.float32), **x)
@@ -227,7 +228,7 @@ def test_bytes_are_shown_beside_those_of_svfl(run: Run, text: str) -> None:
     page = Page(text)
     full = records[-1].epoch * 120 * 4 * 4
     for direction in ("up", "down"):
-        sent = made.ledger.total(direction, "south")  # type: ignore[arg-type]
+        sent = made.ledger.total(direction, "south")
         assert page.row("south", direction) == [f"{sent:,}", f"{full:,}", f"{sent / full:.1%}"]
 
 
@@ -324,6 +325,7 @@ def test_a_folder_that_is_none(folder: Path, case: str) -> None:
     assert not (folder / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_where_the_page_goes_and_that_it_is_the_same_every_time(run: Run, text: str, tmp_path: Path) -> None:
     for out, path in ((None, run[0] / "report.html"), (tmp_path / "new" / "a.html", tmp_path / "new" / "a.html")):
         assert report.write(run[0], out) == path

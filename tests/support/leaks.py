@@ -1,5 +1,7 @@
 """Searches everything that was sent for what must not be in it."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ class Tap:
         self._exchange = federation.transport.exchange
         federation.transport.exchange = self.exchange  # type: ignore[method-assign]
 
-    def exchange(self, messages: dict[str, Message]) -> dict[str, Message]:
+    def exchange(self, messages: Mapping[str, Message]) -> dict[str, Message]:
         server = self.federation.server
         rows = server.batches.rows(max(0, server.step_number - 1))
         self.label_batches.append(server.labels[rows])

@@ -41,7 +41,7 @@ from efvfl.runs.build import load_data, make_federation
 from efvfl.wire.ledger import Ledger
 
 # Reading the digits takes longer than a run on a few of them.
-_digits = importlib.import_module("efvfl.data.digits")
+_digits: Any = importlib.import_module("efvfl.data.digits")
 _digits.load_digits = functools.cache(_digits.load_digits)
 
 SECONDS = 300.0  # until a run that hangs fails
@@ -238,6 +238,12 @@ def member(made: Ready, folder: Path) -> PartyProcess:
     )
 
 
+def process_of(joining: Dialler) -> PartyProcess:
+    """The participant that a dialler dials for."""
+    assert isinstance(joining.handler, PartyProcess)
+    return joining.handler
+
+
 class Network:
     """A server and its parties over wires of one kind; any of them may die and come back to its folder."""
 
@@ -275,8 +281,8 @@ class Network:
         self._port = 0
         self.serve()
         assert self.serving is not None
-        self.names = list(self.serving.requests.names)
-        self.spare = {name: [ready(config, name) for _ in range(lives)] for name in self.names}
+        self.names: list[str] = list(self.serving.requests.names)
+        self.spare: dict[str, list[Ready]] = {name: [ready(config, name) for _ in range(lives)] for name in self.names}
         if transport == "mtls":
             authority.make(folder / "certs", [certificates.SERVER, *self.names])
         if transport not in ("memory", "faulty"):
@@ -291,7 +297,7 @@ class Network:
         self.kill_server()
         self._threads.shutdown(wait=True)
         for joining in (*self.joinings.values(), *self.others):
-            joining.handler.message_log.close()
+            process_of(joining).message_log.close()
         if self._listening is not None:
             self._listening.stop(0).wait()
 
@@ -328,7 +334,7 @@ class Network:
                 if not self.revive:
                     continue
                 told = name in self._served().requests.told  # it died after its BYE: what counts is what it saved
-                self.joinings[name].handler.message_log.close()
+                process_of(self.joinings[name]).message_log.close()
                 self.join(name, run=not told)
         assert time.monotonic() < self._ends, "this federation hangs"
         self.watch()
@@ -413,10 +419,10 @@ class Network:
         serving = self._served()
         parties: dict[str, Party] = {}
         for name in serving.holding.names:
-            own = serving.party if name == self.config.label_holder else self.joinings[name].handler.party
+            own = serving.party if name == self.config.label_holder else process_of(self.joinings[name]).party
             assert own is not None
             parties[name] = own
-        own_ledgers = {name: joining.handler.ledger for name, joining in self.joinings.items()}
+        own_ledgers = {name: process_of(joining).ledger for name, joining in self.joinings.items()}
         return outcome(serving.records, serving.server, parties, serving.ledger, own_ledgers)
 
 

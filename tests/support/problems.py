@@ -2,7 +2,7 @@
 
 import copy
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from efvfl import Agreement, Federation, Link, Method, Optimizer, Setup, TopK, Training, federate, svfl
 from efvfl.core.memory import ErrorFeedback
 
+Labels = Literal["private", "shared"]
 ROWS, COLUMNS, WIDTH, CLASSES = 60, (5, 3, 4), 4, 3
 
 
@@ -48,10 +49,11 @@ def problem(method: Method | None = None, dtype: torch.dtype = torch.float64, **
     method can be tried with all of them.
     """
     x = columns(dtype)
-    agreement = options.get("agreement") or Agreement()
+    agreement: Agreement = options.get("agreement") or Agreement()
+    shared = agreement.shared
     if method and not agreement.private:
         method = replace(method, down=Link())
-    if method and (agreement.private or agreement.shared.fusion != "compress"):
+    if method and (shared is None or shared.fusion != "compress"):
         method = replace(method, fusion=Link())
     elif method and method.fusion == Link():
         method = replace(method, fusion=Link(TopK(0.5), method.up.memory))

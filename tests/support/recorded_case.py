@@ -3,12 +3,18 @@
 Sums are of two rows only, so that no processor's order of summation can change a bit.
 """
 
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-TOPK = {"name": "topk", "ratio": 0.3}
-QSGD = {"name": "qsgd", "bits": 2}
-COMPRESSORS = {
+Settings = dict[str, Any]
+
+TOPK: Settings = {"name": "topk", "ratio": 0.3}
+QSGD: Settings = {"name": "qsgd", "bits": 2}
+COMPRESSORS: dict[str, Settings] = {
     "identity": {},
     "topk": {"ratio": 0.3},
     "randk": {"ratio": 0.5},
@@ -17,12 +23,12 @@ COMPRESSORS = {
     "cast": {},
     "topk_qsgd": {"ratio": 0.5},
 }
-SHARED = {"labels": "shared"}
+SHARED: Settings = {"labels": "shared"}
 
 
-def runs() -> dict[str, dict]:
+def runs() -> dict[str, Settings]:
     """Settings that change what is sent, by name."""
-    found: dict[str, dict] = {"svfl": {"method": {"name": "svfl"}}}
+    found: dict[str, Settings] = {"svfl": {"method": {"name": "svfl"}}}
     for name, knobs in COMPRESSORS.items():
         compressor = {"name": name, **knobs}
         found[f"cvfl-{name}"] = {"method": {"name": "cvfl", "compressor": compressor}}
@@ -53,9 +59,9 @@ def runs() -> dict[str, dict]:
     return found
 
 
-def settings(changes: dict) -> dict:
+def settings(changes: Settings) -> Settings:
     """A run file with some settings changed."""
-    base = {
+    base: Settings = {
         "epochs": 2,
         "batch_size": 2,
         "loss": "mse",
@@ -69,12 +75,12 @@ def settings(changes: dict) -> dict:
     return base | changes
 
 
-def write_rows(path) -> None:
+def write_rows(path: Path) -> None:
     """Ten rows of three parties, made without a generator."""
-    import numpy as np
-
     cells = np.arange(10 * 4)
-    parties = {name: ((cells * (7 + 2 * k) % 31) / 16 - 1).reshape(10, 4) for k, name in enumerate("abc")}
+    parties: dict[str, Any] = {
+        name: ((cells * (7 + 2 * k) % 31) / 16 - 1).reshape(10, 4) for k, name in enumerate("abc")
+    }
     np.savez(path, y=((np.arange(10) * 3 % 7) / 4 - 1).astype("f4"), **parties)
 
 

@@ -46,7 +46,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rows")
     rng = np.random.default_rng(0)
     ids = np.array([f"row{i}" for i in range(30)])
-    held = {"left": rng.normal(size=(30, 3)), "right": rng.normal(size=(30, 4)), "y": rng.integers(0, 3, 30)}
+    held: dict[str, Any] = {
+        "left": rng.normal(size=(30, 3)),
+        "right": rng.normal(size=(30, 4)),
+        "y": rng.integers(0, 3, 30),
+    }
     np.savez(folder / "rows.npz", ids=ids, **held)
     np.savez(folder / "fewer.npz", ids=ids[:25], **{name: x[:25] for name, x in held.items()})
     order = [1, 0, *range(2, 30)]

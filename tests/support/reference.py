@@ -28,7 +28,8 @@ def central_sgd(
     optimizer = torch.optim.SGD(network.parameters(), lr=lr)
     for rows in batches:
         optimizer.zero_grad()
-        F.cross_entropy(head(combine([m(v[rows]) for m, v in zip(models, x, strict=True)], how)), y[rows]).backward()
+        loss = F.cross_entropy(head(combine([m(v[rows]) for m, v in zip(models, x, strict=True)], how)), y[rows])
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return [p.detach() for p in network.parameters()]
 
@@ -73,4 +74,4 @@ def vertical(
 def _descend(module: nn.Module, grads: tuple[Tensor, ...], lr: float) -> None:
     with torch.no_grad():
         for p, grad in zip(module.parameters(), grads, strict=True):
-            p -= lr * grad
+            p.sub_(lr * grad)

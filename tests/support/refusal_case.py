@@ -218,6 +218,13 @@ def meeting(tmp_path: Path) -> Iterator[Meeting]:
     made.stop()
 
 
+def answer_of(member: PartyProcess, frame: Frame) -> Frame:
+    """What a party answers to a frame that wants an answer."""
+    answer = member.respond(frame)
+    assert answer is not None
+    return answer
+
+
 class Rogue:
     """Uses the victim's name, with the victim's own member to answer rightly when it wants to."""
 
@@ -228,6 +235,9 @@ class Rogue:
 
     def send(self, frame: Frame | bytes) -> None:
         self.wire.send(frame if isinstance(frame, bytes) else frame.to_bytes())
+
+    def answer(self, frame: Frame) -> Frame:
+        return answer_of(self.member, frame)
 
     def receive(self) -> Frame:
         for _ in range(int(SECONDS / 0.2)):
@@ -254,7 +264,7 @@ class Rogue:
                 after -= 1
                 if after < 0:
                     return frame
-            self.send(self.member.respond(frame))
+            self.send(self.answer(frame))
 
     def refused(self) -> str:
         """Read up to REFUSE and return its text; then the link must be closed."""
@@ -279,7 +289,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> list[Frame]:
     frames: list[Frame] = []
     respond = made.members[VICTIM].respond
 
-    def spy(frame: Frame) -> Frame:
+    def spy(frame: Frame) -> Frame | None:
         frames.append(frame)
         return respond(frame)
 

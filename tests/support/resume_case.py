@@ -1,6 +1,7 @@
 """Runs that are saved and go on elsewhere."""
 
 import hashlib
+from pathlib import Path
 
 import torch
 from problems import CLASSES, WIDTH, everything, problem
@@ -8,6 +9,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from efvfl import QSGD, Agreement, Federation, Message, Method, Optimizer, SharedLabels, TopK, cvfl, efvfl
+from efvfl.util import checkpoint
 
 STEPS = 11
 
@@ -62,14 +64,14 @@ def federation(case: str) -> Federation:
 def fingerprint(run: Federation, start: int) -> str:
     """Go on to the end; return a digest of every message on the way and of the final state of all."""
     digest = hashlib.sha256()
-    ask = run.transport._deliver  # type: ignore[attr-defined]
+    ask = run.transport._deliver
 
     def listen(name: str, message: Message) -> Message:
         reply: Message = ask(name, message)
         digest.update(message.to_bytes() + reply.to_bytes())
         return reply
 
-    run.transport._deliver = listen  # type: ignore[attr-defined]
+    run.transport._deliver = listen  # type: ignore[method-assign]
     for step in range(start, STEPS):
         digest.update(str(run.step(hold=step == STEPS - 1)).encode())
     for tensor in everything(run):
@@ -77,3 +79,11 @@ def fingerprint(run: Federation, start: int) -> str:
     digest.update(str(sorted(run.ledger.bytes.items())).encode())
     digest.update(run.record().surrogate_loss.hex().encode())
     return digest.hexdigest()
+
+
+def go_on(case: str, state: Path, start: int, out: Path) -> None:
+    """Go on from a saved state in a process that has not seen the run, and leave the fingerprint."""
+    torch.set_num_threads(1)
+    run = federation(case)
+    run.load_state_dict(checkpoint.load(state))
+    out.write_text(fingerprint(run, start))

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,8 @@ def masks() -> list[Tensor]:
 class Counting(nn.Linear):
     """A layer that remembers."""
 
+    passes: Tensor
+
     def __init__(self) -> None:
         super().__init__(4, 2)
         self.register_buffer("passes", torch.zeros(1))
@@ -198,7 +201,7 @@ def deserted() -> str:
 
 
 SCENES: dict[str, Callable[[], Any]] = {
-    **{name: lambda case=case: train(case) for name, case in CASES.items()},
+    **{name: partial(train, case) for name, case in CASES.items()},
     "masks": masks,
     "counting": counting,
     "silent": silent,

@@ -1,16 +1,15 @@
 """CheckpointPolicy at step t, loading in a new process and going on equals not stopping: same bytes, same model."""
 
-import subprocess
-import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from paths import SUPPORT
 from problems import classes, columns, everything, problem, same
-from resume_case import CASES, federation, fingerprint
+from resume_case import CASES, federation, fingerprint, go_on
 from torch import nn
+from warm_processes import PATIENT, WARM
 
 from efvfl import Federation, Method, Optimizer, TopK, cvfl, efvfl, svfl
 from efvfl.errors import CheckpointError
@@ -31,21 +30,18 @@ def test_going_on_in_a_new_object_equals_not_stopping(case: str, stop: int, tmp_
     assert same(everything(run), everything(resumed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["private", "relay-replicate"])
 def test_going_on_in_a_new_process_equals_not_stopping(case: str, tmp_path: Path) -> None:
     run = federation(case)
     for _ in range(5):
         run.step()
     checkpoints.save(tmp_path / "state", run.state_dict())
-    code = (
-        f"import sys; sys.path.insert(0, {str(SUPPORT)!r})\n"
-        "import torch; torch.set_num_threads(1)\n"
-        "from pathlib import Path\nimport resume_case as t\nfrom efvfl.util import checkpoint\n"
-        f"run = t.federation({case!r}); run.load_state_dict(checkpoint.load(Path({str(tmp_path / 'state')!r})))\n"
-        "print(t.fingerprint(run, 5))"
-    )
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert other.stdout.strip() == fingerprint(run, 5)
+    other = WARM.Process(target=go_on, args=(case, tmp_path / "state", 5, tmp_path / "fingerprint"))
+    other.start()
+    other.join(PATIENT)
+    assert other.exitcode == 0
+    assert (tmp_path / "fingerprint").read_text() == fingerprint(run, 5)
 
 
 def test_going_on_after_a_mend_and_after_the_switch_to_sending() -> None:
@@ -174,7 +170,7 @@ def test_a_refused_state_leaves_everything_as_it_was() -> None:
 def test_a_state_of_other_rows_or_batches_is_refused_without_any_memory_too() -> None:
     saved = problem(svfl(), batch_size=16).state_dict()
     x = [v[:50] for v in columns()]
-    options: dict[str, object]
-    for options in ({"features": x, "labels": classes(x)}, {"batch_size": 15}, {"seed": 1}):
+    changes: list[dict[str, Any]] = [{"features": x, "labels": classes(x)}, {"batch_size": 15}, {"seed": 1}]
+    for options in changes:
         with pytest.raises(CheckpointError, match="it has batches of"):
-            problem(svfl(), **({"batch_size": 16} | options)).load_state_dict(saved)  # type: ignore[arg-type]
+            problem(svfl(), **({"batch_size": 16} | options)).load_state_dict(saved)

@@ -21,9 +21,8 @@ def test_a_record_holds_what_the_paper_plots() -> None:
     x = columns()
     y = classes(x)
     held = {"validation": slice(0, 40), "test": slice(40, 60)}
-    federation = problem(
-        efvfl(TopK(0.1)), batch_size=16, **{name: ([v[rows] for v in x], y[rows]) for name, rows in held.items()}
-    )
+    splits: dict[str, Any] = {name: ([v[rows] for v in x], y[rows]) for name, rows in held.items()}
+    federation = problem(efvfl(TopK(0.1)), batch_size=16, **splits)
     twin = problem(efvfl(TopK(0.1)), batch_size=16)
     records = list(federation.train(3))
     assert [r.epoch for r in records] == [1, 2, 3]
@@ -80,7 +79,7 @@ def test_the_distortion_of_the_next_report_is_what_the_next_report_leaves() -> N
         {"agreement": Agreement(reports="all"), "batch_size": 16},
     ):
         for start in ("compressed", "exact"):
-            federation = problem(efvfl(QSGD(4), start=start), **options)  # type: ignore[arg-type]
+            federation = problem(efvfl(QSGD(4), start=start), **options)
             for _ in range(5):
                 federation.step(hold=True)
                 foretold = federation.distortion()
@@ -187,6 +186,7 @@ def test_parts_that_do_not_fit_are_refused(options: dict[str, object], error: st
         problem(**options)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_compression_that_vanishes_lets_direct_compression_converge_better() -> None:
     from efvfl import Ramp
 
@@ -235,7 +235,7 @@ def test_parts_that_were_frozen_stay_frozen() -> None:
     assert not models[0][1].training
     assert models[0].training
     assert models[1][1].training
-    assert models[0][1].num_batches_tracked == 0  # type: ignore[union-attr]
+    assert models[0][1].num_batches_tracked == 0
 
 
 @pytest.mark.parametrize(

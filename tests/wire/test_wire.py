@@ -177,7 +177,7 @@ def test_every_codec_is_tried() -> None:
 # What is ours comes back.
 
 
-@fuzz(300)
+@fuzz(150)
 @given(messages)
 def test_messages_come_back(message: Message) -> None:
     data = message.to_bytes()

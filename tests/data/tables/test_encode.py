@@ -66,6 +66,7 @@ def tables(draw: st.DrawFn) -> polars.DataFrame:
     return polars.DataFrame(columns)
 
 
+@pytest.mark.slow
 @steady
 @given(tables(), st.sampled_from(["onehot", "embed"]))
 def test_an_encoder_comes_back_from_json_to_the_bit(frame: polars.DataFrame, categories: str) -> None:

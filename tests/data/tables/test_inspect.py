@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+from collections.abc import Sequence
 from datetime import date, time, timedelta
 from pathlib import Path
 
@@ -21,7 +22,7 @@ LABEL = [int(i % 5 == 0) for i in range(ROWS)]
 HARMLESS = [float((i * 37) % 89) for i in range(ROWS)]
 
 
-def found(values: list[object], label: list[object] | None = None, **settings: object) -> Finding:
+def found(values: Sequence[object], label: Sequence[object] | None = None, **settings: object) -> Finding:
     frame = polars.DataFrame({"x": values, "y": label or LABEL})
     return inspect(frame, TableSettings(label="y", **settings))[0]  # type: ignore[arg-type]
 

@@ -1,6 +1,7 @@
 """Private alignment: what comes out is a plain join, and nobody hears more than that."""
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -94,6 +95,7 @@ def _dirty(one: str, forms: list[str], draw: st.DrawFn) -> str:
     return " " * draw(st.integers(0, 1)) + one + " " * draw(st.integers(0, 2)) if "strip" in forms else one
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(federations())
 def test_the_result_is_a_plain_join(made: tuple[RunConfig, dict[str, polars.Series], list[str]]) -> None:
@@ -173,6 +175,7 @@ def test_stratified_splits_are_those_of_the_shared_labels(tmp_path: Path) -> Non
         assert [SPLITS[found.splits[row]] for row in rows] == [split] * len(rows)
 
 
+@pytest.mark.slow
 def test_several_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psi, "SMALL", 20)
     monkeypatch.setattr(psi, "SHARD", 12)
@@ -250,7 +253,7 @@ def test_the_search_finds_what_a_party_lets_slip(tmp_path: Path, how: str) -> No
 
 def test_the_search_finds_what_the_label_holder_lets_slip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = {"": ["0123456789abcdef", "shared-by-both-1"], "north": ["shared-by-both-1"]}
-    monkeypatch.setattr(psi.secrets, "token_bytes", lambda count: ids[""][0].encode())
+    monkeypatch.setattr(secrets, "token_bytes", lambda count: ids[""][0].encode())
     with Meeting(tmp_path, config("north", validation=0.0, test=0.0), ids) as meeting:
         meeting.run()
         meeting.wait("north")
@@ -331,6 +334,7 @@ def test_a_mark_of_another_alignment_does_not_count(tmp_path: Path, changed: str
         assert [meeting.wait(name) for name in NAMES[:2]] == [None, None]  # they were asked again
 
 
+@pytest.mark.slow
 def test_workers_go_when_their_parent_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(

@@ -92,8 +92,8 @@ def shake(server: tuple[Path, str], client: tuple[Path, str], host: str = "serve
         except OSError as error:
             errors.append(error)
         errors.append(served.exception())
-    for error in sorted(filter(None, errors), key=lambda each: not isinstance(each, ssl.SSLCertVerificationError)):
-        raise error
+    for found in sorted(filter(None, errors), key=lambda each: not isinstance(each, ssl.SSLCertVerificationError)):
+        raise found
     return dict(served.result())
 
 
@@ -215,8 +215,9 @@ def test_what_is_in_a_certificate(ready: Path) -> None:
         assert authority.key_identifier == identifier
         usage = each.extensions.get_extension_for_class(x509.KeyUsage).value
         assert (usage.key_cert_sign, usage.digital_signature) == (each is ca, each is not ca)
-        assert isinstance(each.public_key(), ec.EllipticCurvePublicKey)
-        assert each.public_key().curve.name == "secp256r1"
+        key = each.public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        assert key.curve.name == "secp256r1"
         assert made - timedelta(minutes=10) < each.not_valid_before_utc < made - timedelta(minutes=2)
         assert each.serial_number.bit_length() > 100
     assert len({each.serial_number for each in (ca, server, bank)}) == 3

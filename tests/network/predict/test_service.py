@@ -23,7 +23,7 @@ import torch
 from cryptography import x509
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from network_case import Network
+from network_case import Network, process_of
 from torch import Tensor
 from warm_processes import PATIENT, Process
 
@@ -42,6 +42,7 @@ from efvfl.network.predict import batcher, http_app, service
 from efvfl.network.predict.batcher import PredictionBatcher, ServiceSettings
 from efvfl.network.predict.cache import RepresentationCache
 from efvfl.network.predict.prediction import Declined, prediction_columns
+from efvfl.network.training.questions import lacking
 from efvfl.util import checkpoint
 
 FILE = """
@@ -158,7 +159,7 @@ class Running:
         for name in names or NAMES:
             self.network.joinings[name].stopping.set()
             self.network.futures[name].exception(PATIENT)
-            self.network.joinings[name].handler.message_log.close()
+            process_of(self.network.joinings[name]).message_log.close()
         self.until(lambda: not any(self.health()["parties"][name] for name in names or NAMES))
 
     def close(self) -> None:
@@ -489,10 +490,10 @@ def test_who_waits_when_the_service_ends_is_told(start: Callable[..., Running]) 
 def test_a_party_that_sends_junk_is_refused(start: Callable[..., Running], trained: Trained) -> None:
     running = start(PATIENTLY)
     running.join(*[name for name in NAMES if name != AWAY])
-    rogue = running.network.join(AWAY).handler
+    rogue = process_of(running.network.join(AWAY))
     for junk in (b"\x01no\x00[5]", b"\x01no", b'\x01no\x00{"0": 1}', b"\x01no\x00[true]", b"\x01no\x00" + b"[" * 40):
         with pytest.raises(Exception, match="does not say which"):
-            batcher.lacking(AWAY, junk, 5)
+            lacking(AWAY, junk, 5)
     rogue.represent = lambda question: (1, b"\x01I have none")
     running.batcher.requests.hooks = Hooks()  # its end is no trouble of this test
     assert running.decline(["test:0"]) == [AWAY]
@@ -658,6 +659,7 @@ def test_without_the_packages_the_command_says_what_to_install(
     assert "serve-predictions needs fastapi: pip install 'efvfl[service]'." in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_sigterm_answers_open_requests_and_ends(trained: Trained, tmp_path: Path) -> None:
     for folder in ("server", *NAMES):
         shutil.copytree(trained.folder / folder, tmp_path / folder)

@@ -16,6 +16,7 @@ from efvfl.config.run_file import RunConfig
 from efvfl.core.batches import Batches
 from efvfl.core.block import Block, Optimizer
 from efvfl.core.channel import send_bytes, send_exactly
+from efvfl.core.local_model import PlainModel
 from efvfl.core.party import Party
 from efvfl.core.server import Server
 from efvfl.core.shared_labels import SharedLabelsParty
@@ -41,6 +42,7 @@ def test_training_goes_on_without_a_party_and_it_rejoins(tmp_path: Path, leaves_
     assert serving.records[-1].surrogate_loss < serving.records[0].surrogate_loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SHARED)
 @pytest.mark.parametrize("leaves_at", [0, 5])
 def test_with_shared_labels_a_party_that_is_back_knows_what_it_missed(
@@ -58,6 +60,7 @@ def test_with_shared_labels_a_party_that_is_back_knows_what_it_missed(
     assert_equal_everywhere(server, parties)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["relay, replicate", "aggregate, compress"])
 @pytest.mark.parametrize("dies_at", [(8,), (15, 16)])
 def test_the_server_may_die_while_a_party_is_away(tmp_path: Path, case: str, dies_at: tuple[int, ...]) -> None:
@@ -102,6 +105,7 @@ def test_with_shared_labels_parties_learn_from_the_known_rows_of_a_batch(downlin
     surrogates = [memory_of(channel)[known].clone() for channel in server.channels.values()]
     for name, message in messages.items():
         k, party = list(parties).index(name), parties[name]
+        assert isinstance(party.model, PlainModel)
         assert isinstance(party.model.features, Tensor)
         twin = copy.deepcopy(party.block.module)
         h = [twin(party.model.features[known]) if j == k else g for j, g in enumerate(surrogates)]
@@ -264,7 +268,10 @@ def test_the_rate_moves_as_in_the_steps_that_were_missed() -> None:
         for step in range(start, stop):
             blocks[0].end_step(step)
         blocks[1].end_steps(range(start, stop))
-        assert str(blocks[0].scheduler.state_dict()) == str(blocks[1].scheduler.state_dict())
+        first, second = (block.scheduler for block in blocks)
+        assert first is not None
+        assert second is not None
+        assert str(first.state_dict()) == str(second.state_dict())
 
 
 def test_a_large_fusion_model_fits_in_a_frame() -> None:

@@ -41,6 +41,7 @@ def test_a_party_whose_reply_was_lost_is_welcome_while_the_next_request_is_out(
     assert_equal_everywhere(serving.server, lab.parties)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["relay, send", "relay, replicate", "aggregate, compress"])
 def test_server_and_party_may_die_together_after_sync(tmp_path: Path, case: str) -> None:
     """The party goes on from before it left, so it needs again what it was asked until then, and only then SYNC."""
@@ -119,6 +120,7 @@ def test_who_was_away_survives_a_power_failure(tmp_path: Path) -> None:
     assert set(synced) == {"durable"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SHARED)
 @pytest.mark.parametrize("seed", [1])
 def test_whatever_chance_brings_all_agree_in_the_end(tmp_path: Path, case: str, seed: int) -> None:

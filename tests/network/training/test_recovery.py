@@ -23,14 +23,17 @@ from network_case import (
     config,
     federation,
     member,
+    process_of,
     ready,
     reference,
 )
 from network_case import assert_same as assert_all_same
 from recovery_case import MODES, Fates, FrameFate, disturbed, rows, small, undisturbed  # noqa: F401
+from refusal_case import answer_of
 
 from efvfl.config.run_file import LimitConfig, RunConfig
 from efvfl.errors import CheckpointError, Interrupted, LimitError, LinkError, ProtocolError, RefusedError
+from efvfl.network.links.connections import Hooks
 from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.frame import Frame, FrameKind, json_frame
 from efvfl.network.links.wire import MemoryWire, memory_pair
@@ -57,6 +60,7 @@ def assert_same(left: Outcome, right: Outcome) -> None:
 # Death and interruption at any event.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", [True, False], ids=["killed", "stopped"])
 @pytest.mark.parametrize("who", ["", "left"], ids=["server", "party"])
 @pytest.mark.parametrize(
@@ -140,6 +144,7 @@ class Plague:
         return Fate(at, kill=self.rng.random() < 0.7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("mode", MODES)
 def test_all_of_them_may_die_again_and_again(rows: Path, mode: str, seed: int, tmp_path: Path) -> None:
@@ -148,6 +153,7 @@ def test_all_of_them_may_die_again_and_again(rows: Path, mode: str, seed: int, t
         assert_same(undisturbed(rows, mode), network.run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("mode", ["private", "shared", "pipelined", "pipelined-shared"])
 def test_over_a_bad_network_too(rows: Path, mode: str, seed: int, tmp_path: Path) -> None:
@@ -179,6 +185,7 @@ def lose(folder: Path) -> int:
     return len(lost)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("save_steps", "at"), [(1, 30), (2, 20), (3, 40), (1000, 30)])
 @pytest.mark.parametrize("mode", ["private", "shared", "pipelined-shared"])
 def test_a_party_computes_again_what_its_disk_had_not_taken(
@@ -192,7 +199,7 @@ def test_a_party_computes_again_what_its_disk_had_not_taken(
         with pytest.raises(Interrupted):
             list(network._served().train())
         network.kill_server()
-        network.joinings["left"].handler.message_log.close()
+        process_of(network.joinings["left"]).message_log.close()
         assert lose(tmp_path / "left") or save_steps == 1
         network.watch = lambda: None
         network.join("left")
@@ -200,6 +207,7 @@ def test_a_party_computes_again_what_its_disk_had_not_taken(
         assert_same(undisturbed(rows, mode), network.run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("save_steps", "at"), [(1, 40), (2, 30), (3, 60), (1000, 60)])
 @pytest.mark.parametrize("mode", ["private", "shared", "pipelined-shared"])
 def test_the_server_computes_again_what_its_disk_had_not_taken(
@@ -248,7 +256,7 @@ def test_a_party_that_was_away_at_the_end_hears_of_it_later(rows: Path, tmp_path
 def test_a_party_that_died_after_its_goodbye_is_told_again(rows: Path, tmp_path: Path) -> None:
     with Network(small(rows), tmp_path, lives=2) as network:
         first = network.run()
-        network.joinings["left"].handler.message_log.close()
+        process_of(network.joinings["left"]).message_log.close()
         network.join("left")
         network.finish()
         assert_same(first, network.outcome())
@@ -288,7 +296,7 @@ class Table:
 
     def step(self, members: dict[str, PartyProcess], hold: bool = False, durable: int = 0) -> dict[str, Frame]:
         """Let all parties answer and make the next request."""
-        replies = {name: member.respond(self.request(name, durable)) for name, member in members.items()}
+        replies = {name: answer_of(member, self.request(name, durable)) for name, member in members.items()}
         self.messages = self.server.step({n: Message.from_bytes(r.body) for n, r in replies.items()}, hold)
         self.number += 1
         return replies
@@ -324,11 +332,11 @@ def test_a_repeated_request_gets_the_same_bytes(rows: Path, alone: Alone) -> Non
         members["left"].save_if_due()
         before = members["left"].ledger.table()
         for request, reply in asked:
-            assert members["left"].respond(request).body == reply.body
+            assert answer_of(members["left"], request).body == reply.body
         assert members["left"].ledger.table() == before
     again = alone()["left"]
     assert again.handled == 4
-    assert [again.respond(request).body for request, _ in asked] == [reply.body for _, reply in asked]
+    assert [answer_of(again, request).body for request, _ in asked] == [reply.body for _, reply in asked]
 
 
 def test_a_request_after_a_gap_is_refused(rows: Path, alone: Alone) -> None:
@@ -659,7 +667,7 @@ def test_a_chatty_party_does_not_keep_the_server_from_its_clock(rows: Path, alon
             ends[name][1].send(frame.to_bytes())
 
     run = small(rows)
-    serving = ServerProcess(run, participant_data.load(run, Path(), ""), tmp_path / "server", PATIENCE, wrote)
+    serving = ServerProcess(run, participant_data.load(run, Path(), ""), tmp_path / "server", PATIENCE, Hooks(wrote))
     for name in PARTIES:
         serving.requests.accept(ends[name][0], None)
         ends[name][1].send(members[name].hello().to_bytes())

@@ -26,6 +26,7 @@ from refusal_case import (  # noqa: F401
     WAITING,
     Meeting,
     Rogue,
+    answer_of,
     close_logs,
     goes_on,
     make_member,
@@ -154,7 +155,7 @@ def test_a_wrong_reply_is_refused_and_the_right_party_goes_on(
 ) -> None:
     spoil, text = REPLIES[case]
     rogue = Rogue(meeting)
-    reply = rogue.member.respond(rogue.play(FrameKind.REQUEST, after=2))
+    reply = rogue.answer(rogue.play(FrameKind.REQUEST, after=2))
     rogue.send(replace(reply, body=spoil(Message.from_bytes(reply.body))))
     found = rogue.refused()
     assert re.search(text, found)
@@ -167,7 +168,7 @@ def test_a_report_in_place_of_ready_is_refused(meeting: Meeting) -> None:
     """The last step of an epoch: the party was told to hold."""
     rogue = Rogue(meeting)
     per_epoch = meeting.serving.plan.batches.per_epoch
-    reply = rogue.member.respond(rogue.play(FrameKind.REQUEST, after=per_epoch))
+    reply = rogue.answer(rogue.play(FrameKind.REQUEST, after=per_epoch))
     assert Message.from_bytes(reply.body).kind == Kind.READY
     rogue.send(replace(reply, body=Message(Kind.REPORT, per_epoch).to_bytes()))
     text = f"{VICTIM}: expected an empty READY for step {per_epoch}, as it was told to hold, got REPORT"
@@ -200,7 +201,7 @@ def test_a_wrong_digest_is_refused_and_the_right_party_goes_on(tmp_path: Path, c
     try:
         meeting.start(*(name for name in meeting.requests.names if name != VICTIM))
         rogue = Rogue(meeting)
-        reply = rogue.member.respond(rogue.play(FrameKind.REQUEST, after=2))
+        reply = rogue.answer(rogue.play(FrameKind.REQUEST, after=2))
         message = Message.from_bytes(reply.body)
         assert set(message.packets) == {0, 1}
         held = {block: held for block, held in {0: packets, 1: message.packets[1]}.items() if held}
@@ -235,7 +236,7 @@ def test_a_wrong_answer_is_refused_and_the_right_party_goes_on(
 ) -> None:
     spoil, text = ANSWERS[case]
     rogue = Rogue(meeting)
-    answer = rogue.member.respond(rogue.play(FrameKind.ASK))
+    answer = rogue.answer(rogue.play(FrameKind.ASK))
     rogue.send(replace(answer, body=spoil(answer.body)))
     found = rogue.refused()
     assert re.search(text, found)
@@ -468,7 +469,7 @@ def test_a_party_whose_folder_is_older_than_the_logs_is_refused(tmp_path: Path) 
         rogue = Rogue(meeting)
         rogue.greet()
         for _ in range(8):
-            rogue.send(rogue.member.respond(rogue.receive()))
+            rogue.send(rogue.answer(rogue.receive()))
             rogue.member.save()
         rogue.receive()
         rogue.wire.close()
@@ -493,14 +494,14 @@ def test_old_replies_and_repeated_hellos_change_nothing(meeting: Meeting) -> Non
     replies = []
     rogue.greet()
     for _ in range(3):
-        replies.append(rogue.member.respond(rogue.receive()))
+        replies.append(rogue.answer(rogue.receive()))
         rogue.send(replies[-1])
     request = rogue.receive()
     assert request.number == 3
     spoilt = [replace(old, body=b"junk") for old in replies]
     for frame in (*replies, *spoilt, rogue.member.hello(), Frame(FrameKind.HELLO, body=b"junk"), *replies):
         rogue.send(frame)
-    rogue.send(rogue.member.respond(request))
+    rogue.send(rogue.answer(request))
     assert rogue.receive().number == 4  # it is still welcome
     rogue.wire.close()
     meeting.join(VICTIM)
@@ -512,7 +513,7 @@ def test_an_old_reply_with_a_new_number_is_refused(meeting: Meeting) -> None:
     rogue.greet()
     replies = []
     for _ in range(3):
-        replies.append(rogue.member.respond(rogue.receive()))
+        replies.append(rogue.answer(rogue.receive()))
         rogue.send(replies[-1])
     assert rogue.receive().number == 3
     rogue.send(replace(replies[1], number=3))
@@ -684,7 +685,7 @@ def test_a_party_refuses_frames_that_a_server_does_not_send(tmp_path: Path, scri
         with pytest.raises(ProtocolError, match=f"expected STOP after request 2, got one after request {number}"):
             member.respond(Frame(FrameKind.STOP, number))
     assert same(frozen(snapshot(member)), before)
-    assert member.respond(replace(script[0], body=b"junk")).body == member.message_log.read(
+    assert answer_of(member, replace(script[0], body=b"junk")).body == member.message_log.read(
         0
     )  # repeated: the same bytes
     assert same(frozen(snapshot(member)), before)
@@ -739,7 +740,7 @@ def test_a_party_refuses_a_question_that_is_none(tmp_path: Path, script: list[Fr
 def test_a_question_about_rows_that_are_not_there_is_answered_so(tmp_path: Path, question: Any, text: str) -> None:
     member = make_member(settings(), VICTIM, tmp_path / "member")
     before = frozen(snapshot(member))
-    answer = member.respond(Frame(FrameKind.ASK, 1, 0, json.dumps(question).encode()))
+    answer = answer_of(member, Frame(FrameKind.ASK, 1, 0, json.dumps(question).encode()))
     assert answer.kind == FrameKind.ANSWER
     assert answer.body[:1] == b"\x01"
     assert text in answer.body[1:].decode()
@@ -787,7 +788,7 @@ def test_a_party_that_refuses_a_question_has_given_nothing(tmp_path: Path) -> No
     with pytest.raises(LimitError, match="of 11 rows are asked for in all, and the file of top-left allows 10"):
         member.respond(ask(0, 3))
     assert same(frozen(snapshot(member)), before)
-    assert member.respond(ask(0, 2)).kind == FrameKind.ANSWER
+    assert answer_of(member, ask(0, 2)).kind == FrameKind.ANSWER
 
 
 # A party on a wire, with a server in the test's own hands.
@@ -892,7 +893,7 @@ def test_nothing_that_came_is_evaluated_or_unpickled(
             rogue.closed()
             if kind in (FrameKind.REQUEST, FrameKind.ASK):
                 with contextlib.suppress(ProtocolError):
-                    assert member.respond(Frame(kind, 0, 0, body)).body[:1] == b"\x01"
+                    assert answer_of(member, Frame(kind, 0, 0, body)).body[:1] == b"\x01"
     monkeypatch.undo()
     assert used == []
     assert not (tmp_path / "exploded").exists()

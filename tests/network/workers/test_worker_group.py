@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import worker_case
-from network_case import PATIENCE, WAITING
+from network_case import PATIENCE, WAITING, process_of
 from ports import free_port
 from problems import close
 from refusal_case import same
@@ -36,6 +36,9 @@ from efvfl.network.training.server_process import ServerProcess
 from efvfl.network.workers import worker_group
 from efvfl.runs.build import load_data, make_federation
 from efvfl.util import checkpoint
+
+pytestmark = pytest.mark.slow  # groups of processes
+
 
 # A group of three processes, without a network.
 
@@ -274,7 +277,7 @@ def train(folder: Path, restarts: int = 0, watch: Callable[[Torchrun, int], None
         south.stopping.set()
         serving.requests.close()
         serving.message_log.close()
-        south.handler.message_log.close()
+        process_of(south).message_log.close()
         listening.stop(None).wait()
 
 
@@ -337,7 +340,7 @@ def test_the_label_holders_own_party(tmp_path: Path) -> None:
             thread.join(PATIENT)
     finally:
         north.stopping.set()
-        north.handler.message_log.close()
+        process_of(north).message_log.close()
     alone = make_federation(config, load_data(config, tmp_path))
     list(alone.train(config.epochs, gradient=False))
     expected = alone.state_dict()
