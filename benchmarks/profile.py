@@ -24,7 +24,7 @@ from benchmarks.lines import machine_facts
 from benchmarks.timing import Sides, milliseconds
 from efvfl import Agreement, Message, Method, Optimizer, SharedLabels, TopK, Training, efvfl, federate, svfl
 from efvfl.compress import Identity
-from efvfl.core import channel, local_model, party, shared_labels
+from efvfl.core import channel, local_model, shared_labels
 from efvfl.core import server as servers
 from efvfl.core.batches import Batches
 from efvfl.core.block import Block
@@ -82,7 +82,7 @@ COUNTED: tuple[tuple[str, Any, str], ...] = (
     ("taking rows", servers, "take"),
     ("taking rows", shared_labels, "take"),
     ("taking rows", step, "chosen_rows"),
-    ("local forward", party.Party, "_forward"),
+    ("local forward", local_model.PlainModel, "forward"),
     ("local forward", step, "represent"),
     ("fusion and loss", servers, "head_loss"),
     ("fusion and loss", shared_labels, "head_loss"),

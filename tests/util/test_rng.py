@@ -300,7 +300,9 @@ def test_take_gives_the_rows_in_their_order() -> None:
 
 def test_schedules_without_rows_are_refused() -> None:
     for samples, size in ((0, 1), (-3, 1), (5, -1)):
-        with pytest.raises(ConfigError, match=f"{samples} samples in batches of {size} came"):
+        with pytest.raises(
+            ConfigError, match=f"expected at least one sample in batches of 0 or more, got {samples} in {size}"
+        ):
             Batches(samples, size)
-    with pytest.raises(ConfigError, match="batch order 'sorted' came, 'shuffle' or 'independent' is expected"):
+    with pytest.raises(ConfigError, match="batch_order: expected 'shuffle' or 'independent', got 'sorted'"):
         Batches(5, 1, order="sorted")  # type: ignore[arg-type]
