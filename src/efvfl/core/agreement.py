@@ -15,12 +15,20 @@ MemoryDtype = Literal["", "bfloat16"]
 
 @dataclass(frozen=True)
 class PrivateLabels:
-    """Algorithm 2: labels and fusion model stay at the server, and each party receives its cotangent."""
+    """Algorithm 2: labels and fusion model stay at the server, and each party receives its cotangent.
+
+    >>> Agreement(PrivateLabels()).private
+    True
+    """
 
 
 @dataclass(frozen=True)
 class SharedLabels:
-    """Algorithm 1: every party holds the labels and computes its own cotangent."""
+    """Algorithm 1: every party holds the labels and computes its own cotangent.
+
+    >>> Agreement(SharedLabels(fusion="replicate")).private
+    False
+    """
 
     downlink: Downlink = "relay"  # the other parties' packets, or the combination of all (Appendix D)
     fusion: FusionUpdates = "send"  # how the fusion model x0 reaches the parties

@@ -44,7 +44,14 @@ def columns_of(features: Tensor | Source, rows: Rows, step: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Batches:
-    """The batch schedule, which every participant computes by itself."""
+    """The batch schedule, which every participant computes by itself.
+
+    >>> batches = Batches(samples=5, size=2, seed=1)
+    >>> batches.per_epoch, [batches.count(step) for step in range(3)]
+    (3, [2, 2, 1])
+    >>> sorted(row for step in range(3) for row in batches.rows(step).tolist())
+    [0, 1, 2, 3, 4]
+    """
 
     samples: int
     size: int = 0  # rows in a batch; 0: all of them (full batch)

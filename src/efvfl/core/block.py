@@ -31,6 +31,9 @@ class Optimizer:
     """An optimiser of `torch.optim` by name, and a learning-rate scheduler, stepped once an epoch.
 
     All are there but LBFGS, SparseAdam, ReduceLROnPlateau, ChainedScheduler and SequentialLR.
+
+    >>> Optimizer("SGD", {"lr": 0.1, "momentum": 0.9}, "StepLR", {"step_size": 10}).name
+    'SGD'
     """
 
     name: str = "SGD"

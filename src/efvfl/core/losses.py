@@ -14,7 +14,13 @@ from efvfl.errors import ConfigError, describe, nearest
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss that is a mean over rows, and the metric that people read."""
+    """A loss that is a mean over rows, and the metric that people read.
+
+    >>> from torch.nn.functional import l1_loss
+    >>> absolute = Loss("l1", l1_loss, "negative error", lambda output, target: -float(l1_loss(output, target)))
+    >>> float(absolute(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 3.0])))
+    0.5
+    """
 
     name: str
     function: Callable[[Tensor, Tensor], Tensor]  # (output, target) -> mean over the rows

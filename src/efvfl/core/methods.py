@@ -14,7 +14,12 @@ Remembers = Literal["direct", "error_feedback"]
 
 @dataclass(frozen=True)
 class Link:
-    """One direction: what compresses, and what both ends remember."""
+    """One direction: what compresses, and what both ends remember.
+
+    >>> from efvfl import TopK
+    >>> Link(TopK(0.1), "error_feedback") == efvfl(TopK(0.1)).up
+    True
+    """
 
     compressor: Compressor = field(default_factory=Identity)
     memory: Remembers = "direct"
@@ -34,7 +39,12 @@ class Link:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to send representations up, cotangents down (private labels) and the fusion model down (compressed)."""
+    """A way to send representations up, cotangents down (private labels) and the fusion model down (compressed).
+
+    >>> from efvfl import QSGD
+    >>> Method("mine", up=Link(QSGD(4), "error_feedback"), down=Link(QSGD(8))).down.memory
+    'direct'
+    """
 
     name: str
     up: Link
@@ -43,12 +53,21 @@ class Method:
 
 
 def svfl() -> Method:
-    """Return standard VFL: nothing is compressed. With one local step this is SGD on the whole network."""
+    """Return standard VFL: nothing is compressed. With one local step this is SGD on the whole network.
+
+    >>> svfl().up.compressor
+    Identity()
+    """
     return Method("svfl", Link())
 
 
 def cvfl(compressor: Compressor, down: Compressor | None = None, fusion: Compressor | None = None) -> Method:
-    """Return compressed VFL (Castiglia et al.): every value is compressed on its own."""
+    """Return compressed VFL (Castiglia et al.): every value is compressed on its own.
+
+    >>> from efvfl import TopK
+    >>> cvfl(TopK(0.1)).up.memory
+    'direct'
+    """
     return Method(
         "cvfl",
         Link(compressor),
@@ -63,7 +82,13 @@ def efvfl(
     fusion: Compressor | None = None,
     start: Start = "compressed",
 ) -> Method:
-    """Return EF-VFL: the *change* against a memory that both ends keep is compressed."""
+    """Return EF-VFL: the *change* against a memory that both ends keep is compressed.
+
+    >>> from efvfl import QSGD, TopK
+    >>> method = efvfl(TopK(0.1), down=QSGD(4))
+    >>> method.up.memory, method.down.compressor.bits
+    ('error_feedback', 4)
+    """
     return Method(
         "efvfl",
         Link(compressor, "error_feedback", start),

@@ -23,6 +23,11 @@ class Protection:
 
     The loss is a mean over the batch, so a row of its cotangent shrinks as the batch grows. Both knobs are about the
     row times the number of rows, the derivative of that row's *own* loss: they mean the same at any batch size.
+
+    >>> cotangent = torch.tensor([[3.0, 4.0], [0.3, 0.4]]) / 2  # of a batch of two rows
+    >>> Protection(clip=1.0).apply(cotangent, key=0) * 2  # rows of norm 5 and 0.5
+    tensor([[0.6000, 0.8000],
+            [0.3000, 0.4000]])
     """
 
     clip: float = 0.0  # largest L2 norm of a row's derivative; smaller => rows differ less in norm

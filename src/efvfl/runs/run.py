@@ -83,6 +83,14 @@ def train(
     - `watch`: gets the federation and an iterable of records, and hands the records on: for a progress bar.
 
     A run that was killed and is resumed gives the same records, bit for bit, as one that was not.
+
+    >>> import tempfile
+    >>> from efvfl.config.run_file import DataConfig
+    >>> config = RunConfig(epochs=1, data=DataConfig(subset=100))  # of the digits that come with the package
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     records = train(config, folder)
+    >>> records[0].epoch
+    1
     """
     if not isinstance(config, RunConfig):
         base = Path(config).parent if base is None else base

@@ -22,7 +22,18 @@ from efvfl.wire.ledger import Ledger
 
 
 class Federation:
-    """A server and its parties in one process."""
+    """A server and its parties in one process; `federate` makes one.
+
+    >>> import torch
+    >>> from efvfl import federate
+    >>> x, y = [torch.ones(4, 3), torch.ones(4, 2)], torch.tensor([0, 1, 0, 1])
+    >>> models = {"bank": torch.nn.Linear(3, 4), "telco": torch.nn.Linear(2, 4)}
+    >>> federation = federate(dict(zip(models, x)), y, models, torch.nn.Linear(4, 2))
+    >>> [record.epoch for record in federation.train(epochs=2)]
+    [1, 2]
+    >>> federation.predict({"bank": x[0][:1], "telco": x[1][:1]}).shape
+    torch.Size([1, 2])
+    """
 
     def __init__(self, server: Server, transport: LocalTransport, splits: Mapping[str, Split], window: int = 1) -> None:
         """Train this server with the parties of a transport.

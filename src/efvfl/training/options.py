@@ -46,7 +46,11 @@ class Training:
 
 @dataclass(frozen=True)
 class Setup:
-    """How representations are combined, who sits where, and how one process plays all participants."""
+    """How representations are combined, who sits where, and how one process plays all participants.
+
+    >>> Setup(combine="concat", label_holder="bank").wire
+    False
+    """
 
     combine: Combine = "mean"  # or sum, concat: what the head works on
     label_holder: str = ""  # the party, if any, that sits next to the server

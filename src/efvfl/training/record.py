@@ -23,7 +23,12 @@ class Observation:
 
 @dataclass(frozen=True)
 class Record:
-    """One epoch, in one process or over a network. What a record cannot know is NaN or empty, never 0."""
+    """One epoch, in one process or over a network. What a record cannot know is NaN or empty, never 0.
+
+    >>> record = Record(epoch=1, step=8, surrogate_loss=0.5, bytes_up=1024)
+    >>> Record.from_json(record.to_json()).bytes_up
+    1024
+    """
 
     epoch: int  # epochs done, from 1
     step: int  # steps done
