@@ -7,7 +7,7 @@ from the older report in between.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -20,14 +20,26 @@ from efvfl.wire.message import Kind, Message
 
 
 @dataclass(frozen=True)
+class ForwardPass:
+    """The representation of some rows, and what it was computed with."""
+
+    h: Tensor  # exact, with its graph, shape (rows, width)
+    buffers: dict[str, Tensor]  # the local model's, as they were before the pass
+    leaves: dict[str, Tensor] = field(default_factory=dict)  # copies of the parameters, where there is a pipeline
+
+
+@dataclass(frozen=True)
 class OpenReport:
     """What a party keeps between its report and the answer."""
 
     rows: Rows  # of the batch
-    h: Tensor  # exact, with its graph, shape (batch, width)
+    done: ForwardPass  # of these rows
     surrogate: Tensor  # what the server now holds for these rows
-    buffers: dict[str, Tensor]  # the local model's, as they were before its forward pass
-    leaves: dict[str, Tensor] = field(default_factory=dict)  # copies of the parameters, where there is a pipeline
+
+    @property
+    def h(self) -> Tensor:
+        """The exact representation of the batch, with its graph, shape (batch, width)."""
+        return self.done.h
 
 
 class OpenReports:
@@ -51,21 +63,20 @@ class OpenReports:
         """The report that the next answer is about."""
         return self.reports[0]
 
-    def forward(self, step: int) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """Return h of the rows that a report covers, and the buffers and parameter copies it was computed with."""
+    def forward(self, step: int) -> ForwardPass:
+        """Return h_k = H_k(x_k) of the rows that the report on a step covers."""
         block = self.model.block
         buffers, leaves = block.buffers(), block.leaves() if self.window > 1 else {}
-        return self.model.forward(self.report_rows.rows(step), step, values=leaves), buffers, leaves
+        return ForwardPass(self.model.forward(self.report_rows.rows(step), step, values=leaves), buffers, leaves)
 
-    def add(
-        self, step: int, h: Tensor, surrogate: Tensor, buffers: dict[str, Tensor], leaves: dict[str, Tensor]
-    ) -> None:
+    def add(self, step: int, done: ForwardPass, surrogate: Tensor) -> None:
         """Keep the batch's part of a report."""
         rows = self.report_rows.batches.rows(step)
         surrogate = self.report_rows.batch(surrogate, step)
         if self.window > 1 and isinstance(rows, slice):
             surrogate = surrogate.clone()  # it is a view of the memory, which the next report changes
-        self.reports.append(OpenReport(rows, self.report_rows.batch(h, step), surrogate, buffers, leaves))
+        done = replace(done, h=self.report_rows.batch(done.h, step))
+        self.reports.append(OpenReport(rows, done, surrogate))
 
     def close_oldest(self) -> None:
         """Forget the report that has been learnt from."""
@@ -103,9 +114,9 @@ class OpenReports:
         }
 
     def _state_of(self, report: OpenReport) -> dict[str, Any]:
-        state: dict[str, Any] = {"buffers": dict(report.buffers)}
+        state: dict[str, Any] = {"buffers": dict(report.done.buffers)}
         if self.window > 1:  # else parameters and memory are still as the report left them
-            leaves = {name: leaf.detach() for name, leaf in report.leaves.items()}
+            leaves = {name: leaf.detach() for name, leaf in report.done.leaves.items()}
             state |= {"leaves": leaves, "surrogate": report.surrogate}
         return state
 
@@ -124,5 +135,5 @@ class OpenReports:
         surrogate = saved.get("surrogate")
         if surrogate is None:
             surrogate = self.report_rows.batch(self.up.surrogate_after(rows, message.packets[block], len(h)), step)
-        batch = self.report_rows.batch(h, step)
-        self.reports.append(OpenReport(self.report_rows.batches.rows(step), batch, surrogate, saved["buffers"], leaves))
+        done = ForwardPass(self.report_rows.batch(h, step), saved["buffers"], leaves)
+        self.reports.append(OpenReport(self.report_rows.batches.rows(step), done, surrogate))

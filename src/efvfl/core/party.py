@@ -69,10 +69,10 @@ class Party:
     # The step.
 
     def report(self, step: int) -> Message:
-        """C_k = C(H_k(x_k) - G_k), G_k <- G_k + C_k: send C_k, and keep h with its graph for the update."""
-        h, buffers, leaves = self.open.forward(step)
-        packets, surrogate = self.up.send(self.plan.report_rows.rows(step), h, step)
-        self.open.add(step, h, surrogate, buffers, leaves)
+        """C_k = C(H_k(x_k) - G_k), G_k <- G_k + C_k: send C_k, and keep h with its graph for `learn`."""
+        done = self.open.forward(step)
+        packets, surrogate = self.up.send(self.plan.report_rows.rows(step), done.h, step)
+        self.open.add(step, done, surrogate)
         digest = self.label_mode.digest(step)
         return Message(Kind.REPORT, step, {self.number: packets} | ({FUSION: digest} if digest else {}))
 
@@ -85,7 +85,7 @@ class Party:
             cotangent = self.label_mode.cotangent(h, self.step, turn)
             if cotangent is None:
                 break
-            self.block.descend_from(h, cotangent, report.leaves if turn == 0 else {})
+            self.block.descend_from(h, cotangent, report.done.leaves if turn == 0 else {})
         self.label_mode.end_step(self.step)
         self.block.end_step(self.step)
         self.step += 1
