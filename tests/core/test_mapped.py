@@ -45,7 +45,9 @@ def parts(file: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def saved(federation: Federation, path: Path) -> tuple[dict[str, Any], bytes]:
-    checkpoint.save(path, federation.state_dict() | {"seconds": 0.0})  # which alone depends on the clock
+    state = federation.state_dict()
+    state["driver"]["seconds"] = 0.0  # which alone depends on the clock
+    checkpoint.save(path, state)
     return parts(path.read_bytes())
 
 

@@ -134,6 +134,9 @@ def test_what_cannot_be_rounded_is_refused() -> None:
         make("error_feedback", (3, 2), torch.float32, "exact", NARROW)
     with pytest.raises(ConfigError, match="memory_dtype: expected one of '', 'bfloat16', got 'float8'"):
         Agreement(memory_dtype="float8")  # type: ignore[arg-type]
-    for table in ({"agreement": {"memory_dtype": "bfloat16"}}, {"memory": "mapped"}):
-        with pytest.raises(ConfigError, match="memory_dtype does not go with a method without a memory"):
+    for setting, table in (
+        ("memory_dtype", {"agreement": {"memory_dtype": "bfloat16"}}),
+        ("memory", {"memory": "mapped"}),
+    ):
+        with pytest.raises(ConfigError, match=f"{setting}.* does not go with a method without a memory"):
             read(RunConfig, {"method": {"name": "svfl"}, **table}, "test")

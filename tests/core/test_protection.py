@@ -186,7 +186,7 @@ def test_a_resumed_run_has_the_noise_it_would_have_had(method: Method, combine: 
         ("[protect]\nclip = nan", "protect.clip: .* got nan"),
         ("[protect]\nclip = 1\nnoise = inf", "protect.noise: .* got inf"),
         ("[protect]\nclip = 'much'", "clip: expected a number, got 'much'"),
-        ("[protect]\nclips = 1.0", r"no key 'clips' here\. Did you mean 'clip'\?"),
+        ("[protect]\nclips = 1.0", r"unknown key 'clips'\. Did you mean 'clip'\?"),
         (
             "[protect]\nclip = 1.0\n[agreement]\nlabels = 'shared'",
             "protect does not go with shared labels: .* no effect",
