@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from memory_case import AGREEMENTS, COMPRESSORS
+from choices import AGREEMENTS, COMPRESSORS
 from problems import everything, memories, problem, same
 from torch import nn
 

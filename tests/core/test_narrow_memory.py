@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from absence_case import run
-from memory_case import AGREEMENTS, COMPRESSORS
-from network_case import assert_same, config, networked, reference
+from absence_lab import AWAY, memory_of, stale_config
+from absence_runs import run
+from choices import AGREEMENTS, COMPRESSORS
+from networks import assert_same, config, networked, reference
 from numpy.typing import NDArray
 from problems import everything, memories, problem, same
-from stale_case import AWAY, memory_of, stale_config
 
 from efvfl import Agreement, Identity, Link, Method, TopK, efvfl
 from efvfl.config.run_file import RunConfig, read

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from problems import classes, columns, everything, problem, same
-from resume_case import CASES, federation, fingerprint, go_on
+from resuming import CASES, federation, fingerprint, go_on
 from torch import nn
 from warm_processes import PATIENT, WARM
 
