@@ -16,7 +16,7 @@ from efvfl.errors import CheckpointError
 from efvfl.util import checkpoint as checkpoints
 
 
-@pytest.mark.parametrize("stop", [1, 6])
+@pytest.mark.parametrize("stop", [pytest.param(1, marks=pytest.mark.slow), 6])
 @pytest.mark.parametrize("case", CASES)
 def test_going_on_in_a_new_object_equals_not_stopping(case: str, stop: int, tmp_path: Path) -> None:
     run = federation(case)
