@@ -28,6 +28,7 @@ test-fast: $(READY)
 coverage: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow' $(ARGS) \
 		tests/wire tests/compress tests/core tests/contracts tests/oracles tests/training tests/config \
+		tests/network/training tests/runs/test_metrics.py tests/runs/test_estimators.py tests/util \
 		--cov=efvfl.core --cov=efvfl.wire --cov=efvfl.compress --cov-report= --cov-report=json:.coverage.json
 	$(BIN)/python -m tools.branches .coverage.json
 

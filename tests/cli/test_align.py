@@ -14,7 +14,7 @@ from typing import Any
 
 import polars
 import pytest
-from align_case import PATIENCE, WAITING
+from alignments import PATIENCE, WAITING
 from rich.console import Console
 from warm_processes import Process
 

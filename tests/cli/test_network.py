@@ -19,7 +19,7 @@ import numpy as np
 import polars
 import pytest
 import torch
-from refusal_case import (  # noqa: F401
+from meetings import (  # noqa: F401
     SECONDS,
     VICTIM,
     WAITING,

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from network_case import FAULTS, Transport, assert_same, config, networked, reference
+from networks import FAULTS, Transport, assert_same, config, networked, reference
 
 from efvfl.compress import REGISTRY
 from efvfl.errors import ConfigError, LinkError
@@ -25,8 +25,8 @@ MODES: dict[str, Settings] = {
     "aggregate": {"agreement": SHARED | {"downlink": "aggregate"}},
 }
 HOLDER = "bottom-left"
-NORMED = {"name": "network_case:normed", "width": 4, "options": {"inputs": 16, "width": 4}}
-HEAD = {"name": "network_case:normed", "options": {"inputs": 4, "width": 10}}
+NORMED = {"name": "networks:normed", "width": 4, "options": {"inputs": 16, "width": 4}}
+HEAD = {"name": "networks:normed", "options": {"inputs": 4, "width": 10}}
 
 
 def every_method() -> dict[str, Settings]:

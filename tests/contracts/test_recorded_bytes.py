@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import recorded_case
-from network_case import member, own_copy, ready
+from networks import member, own_copy, ready
 
 from efvfl.config import run_file as configs
 from efvfl.config.run_file import RunConfig

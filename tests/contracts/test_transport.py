@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from network_case import Network, config, federation
+from networks import Network, config, federation
 
 from efvfl.config.run_file import RunConfig
 from efvfl.core.server import Server

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from network_case import assert_same, config, networked, reference
+from networks import assert_same, config, networked, reference
 from problems import everything, problem, same
-from recovery_case import FrameFate, disturbed, rows, small, undisturbed  # noqa: F401
+from recovery import FrameFate, disturbed, rows, small, undisturbed  # noqa: F401
 from torch import Tensor
 
 from efvfl import QSGD, Agreement, Federation, SharedLabels, TopK, efvfl

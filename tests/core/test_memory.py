@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from memory_case import AGREEMENTS, COMPRESSORS
+from choices import AGREEMENTS, PAIRS
 from problems import everything, memories, problem, same
 from torch import nn
 
@@ -14,8 +14,7 @@ from efvfl.core.memory import Direct, ErrorFeedback, make
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("agreement", AGREEMENTS, ids=str)
-@pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: c.name)
+@pytest.mark.parametrize(("compressor", "agreement"), PAIRS, ids=str)
 def test_memories_are_equal_at_both_ends(compressor: TopK, agreement: Agreement, dtype: torch.dtype) -> None:
     method = efvfl(compressor, down=compressor, fusion=compressor)
     federation = problem(method, dtype, agreement=agreement, batch_size=16, optimizer=None, wire=True)

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from absence_case import run
-from memory_case import AGREEMENTS, COMPRESSORS
-from network_case import assert_same, config, networked, reference
+from absence_lab import AWAY, memory_of, stale_config
+from absence_runs import run
+from choices import AGREEMENTS, COMPRESSORS, PAIRS
+from networks import assert_same, config, networked, reference
 from numpy.typing import NDArray
 from problems import everything, memories, problem, same
-from stale_case import AWAY, memory_of, stale_config
 
 from efvfl import Agreement, Identity, Link, Method, TopK, efvfl
 from efvfl.config.run_file import RunConfig, read
@@ -36,8 +36,7 @@ def rounded(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return bits.astype(np.uint32).view(np.float32)
 
 
-@pytest.mark.parametrize("agreement", AGREEMENTS, ids=str)
-@pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: c.name)
+@pytest.mark.parametrize(("compressor", "agreement"), PAIRS, ids=str)
 def test_memories_are_equal_at_both_ends(compressor: TopK, agreement: Agreement) -> None:
     method = efvfl(compressor, down=compressor, fusion=compressor)
     federation = problem(method, torch.float32, agreement=narrow(agreement), batch_size=16, optimizer=None)

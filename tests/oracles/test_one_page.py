@@ -6,6 +6,7 @@ import pytest
 from examples import algorithms_on_one_page
 
 
+@pytest.mark.slow
 def test_the_page_runs_and_error_feedback_keeps_what_compression_alone_loses(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle_case import LR, schedule, topk, trained
+from oracle_runs import LR, schedule, topk, trained
 from problems import Labels, classes, close, columns, copies, head, local_models, problem
 from reference import Setting, central_sgd, vertical
 

@@ -47,6 +47,7 @@ def without(blocked: Iterable[str], code: str, folder: Path) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_five_packages_are_enough_to_train_save_and_load(tmp_path: Path) -> None:
     code = """
     from pathlib import Path
@@ -80,6 +81,7 @@ def test_five_packages_are_enough_to_train_save_and_load(tmp_path: Path) -> None
     without(OPTIONAL, code, tmp_path)
 
 
+@pytest.mark.slow
 def test_five_packages_are_enough_for_the_commands_of_a_researcher(tmp_path: Path) -> None:
     """`efvfl run` on .npz and on the digits, a resumed run, the demo's parts and an experiment train without extras."""
     (tmp_path / "digits.toml").write_text("epochs = 1\n[data]\nname = 'digits'\nsubset = 100\n")
@@ -166,6 +168,7 @@ THERE = {  # what an extra that is missing does not take with it
 }
 
 
+@pytest.mark.slow
 def test_a_missing_extra_is_named(tmp_path: Path) -> None:
     """One program for each set of packages that are there: starting one takes seconds."""
     for there in {frozenset(THERE.get(name, ())) for name in ERRORS}:
@@ -187,6 +190,7 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
         assert without(set(OPTIONAL) - there, code, tmp_path).splitlines() == expected
 
 
+@pytest.mark.slow
 def test_commands_end_with_the_error_and_the_code_of_a_wrong_setting(tmp_path: Path) -> None:
     code = """
     from efvfl.cli.main import main

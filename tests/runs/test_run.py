@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from network_case import config
+from networks import config
 
 from efvfl import Federation, Record, train
 from efvfl.cli.main import main

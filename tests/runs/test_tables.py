@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from network_case import assert_same, networked, reference
+from networks import assert_same, networked, reference
 
 from efvfl.config import run_file as configs
 from efvfl.config.run_file import RunConfig

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from problems import classes, columns, everything, problem, same
-from resume_case import CASES, federation, fingerprint, go_on
+from resuming import CASES, federation, fingerprint, go_on
 from torch import nn
 from warm_processes import PATIENT, WARM
 
@@ -16,7 +16,7 @@ from efvfl.errors import CheckpointError
 from efvfl.util import checkpoint as checkpoints
 
 
-@pytest.mark.parametrize("stop", [1, 6])
+@pytest.mark.parametrize("stop", [pytest.param(1, marks=pytest.mark.slow), 6])
 @pytest.mark.parametrize("case", CASES)
 def test_going_on_in_a_new_object_equals_not_stopping(case: str, stop: int, tmp_path: Path) -> None:
     run = federation(case)

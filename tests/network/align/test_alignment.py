@@ -13,11 +13,11 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import align_case
+import alignments
 import numpy as np
 import polars
 import pytest
-from align_case import SECONDS, Meeting, config, leaks
+from alignments import SECONDS, Meeting, config, leaks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -245,7 +245,7 @@ def test_the_search_finds_what_a_party_lets_slip(tmp_path: Path, how: str) -> No
     secret = ids["north"][3]
     with Meeting(tmp_path, config("north"), {"": ids[""], "north": ids["north"]}) as meeting:
         meeting.join("north")
-        meeting.members["north"].about["note"] = dict(align_case.forms(secret))[how].decode()
+        meeting.members["north"].about["note"] = dict(alignments.forms(secret))[how].decode()
         meeting.run()
         found = leaks(meeting.heard[""], ids["north"])
     assert found == [f"{secret!r} as {how}"]

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from cryptography import x509
-from refusal_case import (  # noqa: F401
+from meetings import (  # noqa: F401
     OTHER,
     PATIENCE,
     SECONDS,

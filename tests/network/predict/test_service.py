@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import network_case
+import networks
 import numpy as np
 import pytest
 import torch
 from cryptography import x509
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from network_case import Network, process_of
+from networks import Network, process_of
 from torch import Tensor
 from warm_processes import PATIENT, Process
 
@@ -67,9 +67,9 @@ class Trained:
         self.file = folder / "fed.toml"
         self.file.write_text(f'label_holder = "{label_holder}"\n{FILE}')
         self.config: RunConfig = configs.load(self.file)
-        self.whole: Federation = network_case.federation(self.config)
+        self.whole: Federation = networks.federation(self.config)
         list(self.whole.train(1, gradient=False))
-        network_case.networked(self.config, folder)
+        networks.networked(self.config, folder)
         authority.make(folder / "certs", [certificates.SERVER, *NAMES, "scoring"], hosts=["127.0.0.1"])
         self.ids = [
             f"{s}:{n}" for s in ("train", "validation", "test") for n in range(len(self.whole.splits[s].labels))
@@ -675,7 +675,7 @@ def test_sigterm_answers_open_requests_and_ends(trained: Trained, tmp_path: Path
         "300",
     ]
     process = Process(tmp_path, *words)
-    parties = {name: network_case.member(network_case.ready(trained.config, name), tmp_path / name) for name in NAMES}
+    parties = {name: networks.member(networks.ready(trained.config, name), tmp_path / name) for name in NAMES}
     loops: list[Dialler] = []
     threads = ThreadPoolExecutor()
     try:
@@ -684,7 +684,7 @@ def test_sigterm_answers_open_requests_and_ends(trained: Trained, tmp_path: Path
         def join(name: str) -> None:
             identity = certificates.load(trained.folder / "certs", name)
             connect = partial(dial, f"127.0.0.1:{ports['port']}", identity, 64 << 20)
-            loops.append(Dialler(parties[name], connect, network_case.WAITING))
+            loops.append(Dialler(parties[name], connect, networks.WAITING))
             threads.submit(loops[-1].run)
 
         for name in NAMES[1:]:

@@ -5,11 +5,11 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import network_case
+import networks
 import pytest
 import torch
-from absence_case import run
-from stale_case import AWAY, SHARED, assert_equal_everywhere, memory_of, shared_config, stale_config
+from absence_lab import AWAY, SHARED, assert_equal_everywhere, memory_of, shared_config, stale_config
+from absence_runs import run
 from torch import Tensor, nn
 
 from efvfl.config.run_file import RunConfig
@@ -139,7 +139,7 @@ def test_a_batch_that_the_absent_party_never_reported_teaches_nothing(fusion: st
 
 def shared_party(stale: bool = True, **changes: object) -> Party:
     changes = {"agreement": {"labels": "shared"}} | changes
-    config = stale_config(**changes) if stale else network_case.config(**changes)
+    config = stale_config(**changes) if stale else networks.config(**changes)
     held = participant_data.load(config, Path(), AWAY)
     return build.build_party(config, build.make_plan(config, held), held, AWAY)
 
@@ -312,8 +312,8 @@ def test_a_party_that_is_away_to_the_end_is_told_so(tmp_path: Path) -> None:
 
 def test_nobody_away_changes_nothing(tmp_path: Path) -> None:
     serving, parties = run(tmp_path, stale_config(), leaves_at=-1, back_at=0)
-    calm = network_case.reference(
-        network_case.config(
+    calm = networks.reference(
+        networks.config(
             epochs=8, observe_every=2, method={"name": "efvfl", "compressor": {"name": "topk", "ratio": 0.2}}
         )
     )
@@ -358,7 +358,7 @@ def test_a_half_known_batch_is_the_batch_of_its_known_rows() -> None:
 
 
 def test_sync_is_only_for_those_who_agreed() -> None:
-    party = network_case.federation(network_case.config()).parties[AWAY]
+    party = networks.federation(networks.config()).parties[AWAY]
     with pytest.raises(ProtocolError, match="did not agree that steps may pass without it"):
         party.handle(Message(Kind.SYNC, 3, {2: ()}))
 
@@ -374,4 +374,4 @@ def test_what_stale_needs(changes: dict[str, object]) -> None:
     with pytest.raises(
         ConfigError, match=r"on_missing = 'stale' does not go with (a method without a memory|start = 'exact')"
     ):
-        network_case.config(network={"on_missing": "stale"}, **changes)
+        networks.config(network={"on_missing": "stale"}, **changes)

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from stale_case import AWAY, SHARED, Killed, Lab, Watched, assert_equal_everywhere, shared_config, stale_config
+from absence_lab import AWAY, SHARED, Killed, Lab, Watched, assert_equal_everywhere, shared_config, stale_config
 
 from efvfl.config.run_file import RunConfig
 from efvfl.errors import LinkError

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from leaks import find_leaks
-from refusal_case import VICTIM, Meeting, Rogue, close_logs, own_copy, settings  # noqa: F401
+from meetings import VICTIM, Meeting, Rogue, close_logs, own_copy, settings  # noqa: F401
 from torch import Tensor
 
 from efvfl.config.run_file import RunConfig

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from network_case import (
+from meetings import answer_of
+from networks import (
     PATIENCE,
     WAITING,
     Fate,
@@ -27,9 +28,8 @@ from network_case import (
     ready,
     reference,
 )
-from network_case import assert_same as assert_all_same
-from recovery_case import MODES, Fates, FrameFate, disturbed, rows, small, undisturbed  # noqa: F401
-from refusal_case import answer_of
+from networks import assert_same as assert_all_same
+from recovery import MODES, Fates, FrameFate, disturbed, rows, small, undisturbed  # noqa: F401
 
 from efvfl.config.run_file import LimitConfig, RunConfig
 from efvfl.errors import CheckpointError, Interrupted, LimitError, LinkError, ProtocolError, RefusedError
@@ -162,7 +162,7 @@ def test_over_a_bad_network_too(rows: Path, mode: str, seed: int, tmp_path: Path
 
 
 def test_four_parties_with_running_statistics_too(tmp_path: Path) -> None:
-    normed = {"name": "network_case:normed", "width": 4, "options": {"inputs": 16, "width": 4}}
+    normed = {"name": "networks:normed", "width": 4, "options": {"inputs": 16, "width": 4}}
     run = config(
         model=normed, optimizer={"name": "Adam", "lr": 0.01}, network={"save_steps": 2}, label_holder="top-left"
     )

@@ -19,7 +19,7 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from refusal_case import (  # noqa: F401
+from meetings import (  # noqa: F401
     PATIENCE,
     SECONDS,
     VICTIM,

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import worker_case
-from network_case import PATIENCE, WAITING, process_of
+import worker_scenes
+from meetings import same
+from networks import PATIENCE, WAITING, process_of
 from ports import free_port
 from problems import close
-from refusal_case import same
 from torch import Tensor
 from warm_processes import PATIENT, WARM
-from worker_case import CASES, SCENES, WORKERS
+from worker_scenes import CASES, SCENES, WORKERS
 
 from efvfl.cli.main import main
 from efvfl.config import run_file as configs
@@ -48,7 +48,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What came of all scenes at every worker."""
     folder = tmp_path_factory.mktemp("crew")
     ports = [free_port() for _ in SCENES]
-    workers = [WARM.Process(target=worker_case.play, args=(rank, ports, folder)) for rank in range(WORKERS)]
+    workers = [WARM.Process(target=worker_scenes.play, args=(rank, ports, folder)) for rank in range(WORKERS)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -70,7 +70,7 @@ def tensors(state: Any) -> list[Tensor]:
 @pytest.mark.parametrize("case", CASES)
 def test_workers_come_to_what_one_comes_to(played: list[dict[str, Any]], case: str) -> None:
     """Parameters, memories and representations, to the last bits of float64; a parameter without gradient stays."""
-    expected, represented = worker_case.alone(CASES[case])
+    expected, represented = worker_scenes.alone(CASES[case])
     first = played[0][case]
     assert close(first["all"], expected, 1e-10)
     assert close([first["represented"]], [represented], 1e-10)
@@ -123,7 +123,7 @@ def test_without_torchrun_there_is_one_worker(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("two")
 def test_batch_normalisation_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = write(tmp_path, '{ name = "worker_case:normed", options = { inputs = 6, width = 4 }, width = 4 }')
+    file = write(tmp_path, '{ name = "worker_scenes:normed", options = { inputs = 6, width = 4 }, width = 4 }')
     assert main(["join", str(file), "--party", "north", "--insecure", "--dir", str(tmp_path / "north")]) == 2
     text = (
         "efvfl: the local model of 'north' has batch normalisation at '1' (BatchNorm1d), and 2 workers would each "
@@ -197,7 +197,7 @@ class Torchrun:
         self.folder = folder
         launch = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", str(restarts))
         self.process = subprocess.Popen(
-            [sys.executable, *launch, "--master-port", str(free_port()), worker_case.__file__, *words],
+            [sys.executable, *launch, "--master-port", str(free_port()), worker_scenes.__file__, *words],
             cwd=folder,
             env=os.environ | {"OMP_NUM_THREADS": "1", "CREW_FOLDER": str(folder)},
             stdout=subprocess.PIPE,
@@ -299,7 +299,7 @@ def test_a_party_with_two_workers_in_a_federation(trained: Path) -> None:
     for name in ("north", "south"):
         pairs = zip(tensors(ours[name]["block"]), tensors(expected["parties"][name]["block"]), strict=True)
         assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in pairs)
-    north = worker_case.copy_of(alone.parties["north"].block)["module"]
+    north = worker_scenes.copy_of(alone.parties["north"].block)["module"]
     assert not same(ours["north"]["block"]["module"], north)  # or there was but one worker
 
 

@@ -44,7 +44,7 @@ class Spare(nn.Module):
 
 
 def normed(inputs: int, width: int) -> nn.Module:
-    """For files: 'worker_case:normed'."""
+    """For files: 'worker_scenes:normed'."""
     return nn.Sequential(nn.Linear(inputs, width), nn.BatchNorm1d(width))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from network_case import (
+from networks import (
     Fate,
     Network,
     Outcome,

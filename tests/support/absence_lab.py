@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import network_case
+import networks
 import torch
 from torch import Tensor
 
@@ -50,7 +50,7 @@ def stale_config(**changes: object) -> RunConfig:
     network = {"on_missing": "stale", "stale_seconds": 0.05}
     method = {"name": "efvfl", "compressor": {"name": "topk", "ratio": 0.2}}
     settings: dict[str, object] = {"epochs": 8, "observe_every": 2, "network": network, "method": method}
-    return network_case.config(**settings | changes)
+    return networks.config(**settings | changes)
 
 
 def shared_config(case: str, **changes: object) -> RunConfig:
@@ -129,7 +129,7 @@ class Lab:
         self.errors: dict[str, BaseException] = {}
         self.members: dict[str, Watched] = {}
         self.threads: dict[str, threading.Thread] = {}
-        self.deadline = time.monotonic() + network_case.SECONDS
+        self.deadline = time.monotonic() + networks.SECONDS
         self._at, self._since = (0, 0), 0.0
         self.serving = self._serve()
         self.names = self.serving.requests.names
@@ -187,7 +187,7 @@ class Lab:
 
     def _join(self, name: str, member: Watched) -> None:
         try:
-            Dialler(member, lambda: self._dial(name), network_case.WAITING).run()
+            Dialler(member, lambda: self._dial(name), networks.WAITING).run()
         except Killed:
             self.dead.add(name)
         except BaseException as error:

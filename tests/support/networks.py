@@ -53,7 +53,7 @@ FAULTS = Faults(drop=0.03, repeat=0.06, delay=0.03, truncate=0.02, corrupt=0.03,
 
 
 def normed(inputs: int, width: int) -> nn.Module:
-    """A model with running statistics, for files: 'network_case:normed'."""
+    """A model with running statistics, for files: 'networks:normed'."""
     return nn.Sequential(nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.Tanh())
 
 

@@ -13,3 +13,5 @@ AGREEMENTS = [
     Agreement(SharedLabels(downlink="aggregate", fusion="replicate", local_steps=2)),
     Agreement(SharedLabels(fusion="compress", local_steps=2)),
 ]
+# Not all with all: each compressor under three agreements of both label modes, each agreement with three or more.
+PAIRS = [(compressor, AGREEMENTS[(k + d) % 6]) for k, compressor in enumerate(COMPRESSORS) for d in (0, 2, 4)]

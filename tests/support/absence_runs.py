@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from stale_case import AWAY, Lab, Watched
+from absence_lab import AWAY, Lab, Watched
 
 from efvfl.config.run_file import RunConfig
 from efvfl.core.party import Party
