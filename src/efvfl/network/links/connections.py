@@ -161,7 +161,7 @@ class Connections(ABC):
             self._strangers.add(link)
         elif isinstance(item, Frame):
             link.room.release()
-            self._hear(link, item)
+            self._receive(link, item)
         else:
             self._drop(link, str(item))
         return True
@@ -176,7 +176,7 @@ class Connections(ABC):
                 self._put(link, frame)
         self.hooks.on_tick()
 
-    def _hear(self, link: Connection, frame: Frame) -> None:
+    def _receive(self, link: Connection, frame: Frame) -> None:
         if link not in self._strangers and self.links.get(link.name) is not link:
             return  # its wire is cut already
         self.hooks.on_frame(link.title, "in", frame)

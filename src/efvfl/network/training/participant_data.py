@@ -79,8 +79,8 @@ def load(config: RunConfig, folder: Path, name: str, home: Path | None = None) -
     columns = {} if place is None else {s: part.features[place] for s, part in splits.items()}
     labels = {s: part.labels for s, part in splits.items()}
     ids = data.ids or {s: [f"{s}:{i}" for i in range(len(part.labels))] for s, part in splits.items()}
-    held = labels if not name or config.agreement.labels == "shared" else {}
-    return ParticipantData(data.names, columns, held, {s: ids[s] for s in splits}, data.classes if held else 0)
+    known = labels if not name or config.agreement.labels == "shared" else {}
+    return ParticipantData(data.names, columns, known, {s: ids[s] for s in splits}, data.classes if known else 0)
 
 
 def _from_arrays(config: RunConfig, folder: Path, name: str, party: str) -> ParticipantData:
@@ -107,7 +107,7 @@ def _from_arrays(config: RunConfig, folder: Path, name: str, party: str) -> Part
         labels, ids, rows = found.labels, found.ids, found.rows
     ids = ids or [str(i) for i in range(rows)]
     parts = {s: p for s, p in cut_rows(rows, (config.data.validation, config.data.test), config.seed).items() if len(p)}
-    held = ParticipantData(
+    data = ParticipantData(
         names,
         {} if columns is None else {s: columns[part] for s, part in parts.items()},
         {} if labels is None else {s: labels[part] for s, part in parts.items()},
@@ -116,9 +116,9 @@ def _from_arrays(config: RunConfig, folder: Path, name: str, party: str) -> Part
     )
     if own is not None and own.new:
         later = read(folder / own.new)
-        held.columns["new"] = own_columns(later, folder / own.new)
-        held.ids["new"] = later.ids or [str(i) for i in range(later.rows)]
-    return held
+        data.columns["new"] = own_columns(later, folder / own.new)
+        data.ids["new"] = later.ids or [str(i) for i in range(later.rows)]
+    return data
 
 
 # Tables.
@@ -193,12 +193,12 @@ def _check_chosen(began: list[str], now: list[str], home: Path) -> None:
 
 def _encoder(table: Table, train: list[str], home: Path | None) -> Encoder:
     """Return the encoder that training began with, or learn it now."""
-    kept = home / ENCODER if home else None
-    if home and kept and (home / CHECKPOINT).exists() and kept.exists():
-        found = Encoder.from_json(kept.read_text(encoding="utf-8"))
+    path = home / ENCODER if home else None
+    if home and path and (home / CHECKPOINT).exists() and path.exists():
+        found = Encoder.from_json(path.read_text(encoding="utf-8"))
         _check_chosen([column.name for column in found.columns], table.settings.chosen(table.rows(train)), home)
         return found
     encoder = Encoder.fit(table.rows(train), table.settings)
-    if kept:
-        write_atomically(kept, encoder.to_json().encode())
+    if path:
+        write_atomically(path, encoder.to_json().encode())
     return encoder
