@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import recorded_case
-from networks import member, own_copy, ready
+from networks import SECONDS, member, own_copy, ready
 
 from efvfl.config import run_file as configs
 from efvfl.config.run_file import RunConfig
@@ -73,7 +73,7 @@ def messages_in_one_process(config: RunConfig, folder: Path) -> Heard:
 
 def frames_over_wires(config: RunConfig, folder: Path) -> Heard:
     own = own_copy(config, "")
-    patience = ServerTimeouts(linger=0.2, tick=0.01)
+    patience = ServerTimeouts(repeat=SECONDS, linger=SECONDS, tick=0.01)  # nothing is said twice, however slow it is
     serving = ServerProcess(own, participant_data.load(own, folder, ""), folder / "server", patience)
     heard = {name: Digest() for name in serving.requests.names}
 

@@ -227,3 +227,8 @@ def test_the_attacks_work_and_noise_stops_them() -> None:
     assert leakage.attacks(labels, clipped)[2] > 0.9  # clipping leaves the direction
     _, noisy = leakage.train(data, replace(leakage.SVFL, protect=Protection(0.05, 16.0)), seed=0, epochs=2)
     assert max(leakage.attacks(labels, noisy)) < 0.7
+
+
+def test_what_is_off_returns_the_cotangent_itself() -> None:
+    cotangent = torch.full((3, 2), 1e6)
+    assert Protection().apply(cotangent, 5) is cotangent

@@ -93,3 +93,9 @@ def test_a_downlink_with_a_memory_may_be_narrow() -> None:
 
 def test_the_page_of_options_is_up_to_date() -> None:
     assert (ROOT / "docs" / "options.md").read_text(encoding="utf-8") == options.page()
+
+
+@pytest.mark.parametrize("wrong", ["secret", 3, None, SharedLabels])
+def test_labels_of_no_known_mode_are_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"labels: expected PrivateLabels\(\), SharedLabels\(\.\.\.\), 'private' or"):
+        Agreement(labels=wrong)

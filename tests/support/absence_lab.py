@@ -30,7 +30,7 @@ from efvfl.network.training.party_process import PartyProcess
 from efvfl.network.training.server_process import ServerProcess
 
 AWAY = "top-right"
-PATIENCE = ServerTimeouts(repeat=0.2, tick=0.005, stale=0.05, linger=5.0)
+PATIENCE = ServerTimeouts(repeat=0.2, tick=0.005, stale=0.05, linger=networks.SECONDS)
 
 SHARED: dict[str, dict[str, object]] = {
     "relay, send": {},

@@ -45,7 +45,7 @@ VICTIM = "top-left"  # the party whose name is misused; block 1
 OTHER = "top-right"
 
 
-PATIENCE = ServerTimeouts(hello=10.0, tick=0.02, linger=20.0)
+PATIENCE = ServerTimeouts(hello=10.0, tick=0.02, linger=300.0)
 
 
 WAITING = PartyTimeouts(tick=0.05, longest=0.2, welcome=3.0, server=60.0)

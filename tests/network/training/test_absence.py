@@ -25,6 +25,8 @@ from efvfl.network.training import build, participant_data
 from efvfl.wire.message import Kind, Message
 from efvfl.wire.packet import Packet
 
+SAMPLE = ("relay, send", "relay, replicate", "aggregate, compress")  # of `make test-fast`
+
 
 @pytest.mark.parametrize("leaves_at", [5, 6, 8])
 def test_training_goes_on_without_a_party_and_it_rejoins(tmp_path: Path, leaves_at: int) -> None:
@@ -42,9 +44,8 @@ def test_training_goes_on_without_a_party_and_it_rejoins(tmp_path: Path, leaves_
     assert serving.records[-1].surrogate_loss < serving.records[0].surrogate_loss
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", SHARED)
-@pytest.mark.parametrize("leaves_at", [0, 5])
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in SAMPLE else pytest.mark.slow) for c in SHARED])
+@pytest.mark.parametrize("leaves_at", [pytest.param(0, marks=pytest.mark.slow), 5])
 def test_with_shared_labels_a_party_that_is_back_knows_what_it_missed(
     tmp_path: Path, case: str, leaves_at: int
 ) -> None:
