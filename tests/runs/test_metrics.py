@@ -145,7 +145,10 @@ def test_no_rows_and_one_row_are_not_measured_beyond_what_is_defined() -> None:
         (lambda: metrics.binary([0, 2], [0.5, 0.5]), "expected labels 0 and 1, got 2"),
         (lambda: metrics.binary([0, 1], [0.5, -3.0]), "expected probabilities between 0 and 1, got -3"),
         (lambda: metrics.binary([0, 1, 1], [0.5, 0.5]), "expected 3 predictions, one per label, got 2"),
-        (lambda: metrics.multiclass([0, 2], [[0.5, 0.5]] * 2), "labels: expected whole numbers from 0 to 1, got 0 to 2"),
+        (
+            lambda: metrics.multiclass([0, 2], [[0.5, 0.5]] * 2),
+            "labels: expected whole numbers from 0 to 1, got 0 to 2",
+        ),
         (
             lambda: metrics.multiclass([0, 1], [[0.5, 0.1]] * 2),
             "probabilities of every row to sum to 1, got 0.6",
