@@ -75,7 +75,8 @@ class OpenReports:
         surrogate = self.report_rows.batch(surrogate, step)
         if self.window > 1 and isinstance(rows, slice):
             surrogate = surrogate.clone()  # it is a view of the memory, which the next report changes
-        done = replace(done, h=self.report_rows.batch(done.h, step))
+        if self.report_rows.all_rows:
+            done = replace(done, h=self.report_rows.batch(done.h, step))
         self.reports.append(OpenReport(rows, done, surrogate))
 
     def close_oldest(self) -> None:

@@ -39,14 +39,18 @@ class Plan:
 
     def number(self, name: str) -> int:
         """Return k of a party, which is also the number of its block."""
-        return self.names.index(name) + 1
+        return self._numbers[name]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.names, start=1)}
 
     @cached_property
     def report_rows(self) -> ReportRows:
         """Which rows a report covers."""
         return ReportRows(self.batches, self.agreement.reports == "all")
 
-    @property
+    @cached_property
     def fusion_key(self) -> int:
         """What seeds the fusion model's dropout, alike for all who run it."""
         return derive(self.batches.seed, "fusion")
