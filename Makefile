@@ -3,11 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-# Of pytest: `make test ARGS='-p no:randomly'` keeps the order of the files, `ARGS='-k alignment -n 0'` picks some.
+# Tests start many processes: without Python's cache of compiled modules each of them compiles everything again.
+export PYTHONDONTWRITEBYTECODE :=
+
+# Of pytest, or of chaos.py: `make test ARGS='-p no:randomly'` keeps the order of the files, `ARGS='-k alignment -n 0'` picks some.
 ARGS ?=
 
-.PHONY: demo credit two-banks test test-fast coverage check bench bench-full performance architecture chaos results \
-	format clean
+.PHONY: demo credit two-banks test test-fast coverage check bench bench-full performance architecture chaos fuzz \
+	results format clean
 
 demo: $(READY)
 	$(BIN)/efvfl demo
@@ -22,7 +25,8 @@ test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow' $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow and not system' \
+		--ignore=tests/network --ignore=tests/cli --ignore=tests/experiments $(ARGS)
 
 # Of the packages that everything rests on; their tests, without the slow ones, must take nearly every branch.
 coverage: $(READY)
@@ -54,8 +58,14 @@ performance: $(READY)
 architecture: $(READY)
 	$(BIN)/python -m tools.house --svg docs/architecture.svg
 
+# 500 faults; `make chaos ARGS='--minutes 240 --faults 100000'` goes on for hours, `--help` lists what can be chosen.
 chaos: $(READY)
-	$(BIN)/python tests/support/chaos.py --kills 300
+	$(BIN)/python tests/support/chaos.py $(ARGS)
+
+# Inputs that are nearly valid, for so many seconds on all cores; findings go to tests/fuzz/corpus: `make fuzz SECONDS=60`.
+SECONDS ?= 300
+fuzz: $(READY)
+	$(BIN)/python tests/support/fuzz.py --seconds $(SECONDS)
 
 results: $(READY)
 	$(BIN)/python tools/results.py

@@ -1,6 +1,6 @@
 """`python -m benchmarks.align`: ids a second of a private alignment of two organisations, 60 % of whose ids are shared.
 
-Two processes on loopback with mTLS, each with workers for all cores. On one machine they share its cores, so two
+Two processes on loopback with mTLS, each with threads for all cores. On one machine they share its cores, so two
 machines of this kind would take about half as long. Core seconds are those of all processes, their start included.
 """
 
@@ -16,11 +16,12 @@ from pathlib import Path
 
 from efvfl.config import run_file as configs
 from efvfl.config.run_file import RunConfig
-from efvfl.network.align import psi
+from efvfl.network.align import points
 from efvfl.network.align.messages import FRAME
 from efvfl.network.align.party import AlignmentParty
 from efvfl.network.align.server import AlignmentServer
 from efvfl.network.identity import authority, certificates
+from efvfl.network.links.connections import Hooks
 from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.grpc import dial, listen
 
@@ -61,13 +62,13 @@ def measure(count: int) -> tuple[float, float, int, int, int]:
             ids(count, 0),
             None,
             folder / "server",
-            on_frame=lambda _, direction, frame: moved.update({direction: moved[direction] + len(frame.body)}),
+            hooks=Hooks(lambda _, direction, frame: moved.update({direction: moved[direction] + len(frame.body)})),
         )
         identity = certificates.load(folder / "certs", certificates.SERVER)
         listening, port = listen("127.0.0.1:0", identity, FRAME, 1, server.requests.accept)
         other = multiprocessing.get_context("spawn").Process(target=party, args=(folder, count, port))
         other.start()
-        server.requests.idle(lambda: bool(server.requests.links))
+        server.requests.idle(lambda: bool(server.requests.connections))
         began = time.perf_counter()
         found = server.run()
         seconds = time.perf_counter() - began
@@ -82,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Private alignment over loopback.")
     parser.add_argument("counts", type=int, nargs="*", default=[10_000, 100_000, 1_000_000], help="ids of each side")
     counts = parser.parse_args().counts
-    print(f"{psi.cores()} cores for both sides together.\n")
+    print(f"{points.cores()} cores for both sides together.\n")
     print("| ids of each | shards | seconds | ids a second | core seconds | MB to the label holder | MB to the party |")
     print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for count in counts:

@@ -33,7 +33,16 @@ batch_size = 0
 loss = "binary_cross_entropy"
 data = { path = "labels.npz" }
 network = { address = "127.0.0.1:0" }
-party = [{ name = "bank", data = { path = "bank.npz" } }, { name = "insurer", data = { path = "insurer.npz" } }]
+
+[[party]]
+name = "bank"
+data = { path = "bank.npz" }
+limits = { rows = 0, train_rows = true }
+
+[[party]]
+name = "insurer"
+data = { path = "insurer.npz" }
+limits = { rows = 0, train_rows = true }
 """
 
 
@@ -96,7 +105,7 @@ def federation(folder: Path, key: str, *words: str) -> Iterator[tuple[subprocess
 @contextlib.contextmanager
 def service(folder: Path, *words: str) -> Iterator[Service]:
     """Run the service, and wait until all parties are connected and it is warm."""
-    command = ("serve-predictions", "fed.toml", "--listen", "127.0.0.1:0", *words)
+    command = ("serve-predictions", "fed.toml", "--listen", "127.0.0.1:0", "--quota", "0", *words)
     with federation(folder, "service", *command) as (process, found):
         token = (folder / "runs" / "fed" / "server" / "token").read_text().strip()
         made = Service(found["service"], token, process.pid)

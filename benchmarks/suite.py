@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.lines import Line, Section
+from efvfl.data import store
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,6 +36,12 @@ class Topic:
     threads: int = 1  # of torch and OpenMP at the start; 0: as many as cores
     full_only: bool = False
     timeout: float = 900.0  # seconds
+    data: str = ""  # a data set that it needs, by the folder it is in
+
+    @property
+    def lacks(self) -> str:
+        """Say what is not on this machine; empty if all is."""
+        return str(store.missing(self.data, self.data)) if self.data and store.find(self.data) is None else ""
 
 
 TOPICS = (
@@ -46,9 +53,9 @@ TOPICS = (
     Topic("workers", "A party on several workers", "benchmarks.workers:lines"),
     Topic("round", "A round over the network", "benchmarks.round:lines"),
     Topic("sweep", "Sweeps", "benchmarks.sweeps:lines"),
-    Topic("mnist", "The paper's MNIST table", "benchmarks.sweeps:mnist_table"),
+    Topic("mnist", "The paper's MNIST table", "benchmarks.sweeps:mnist_table", data="mnist"),
     Topic("pipeline", "Pipelining over a slow line", "benchmarks.pipeline:lines", full_only=True),
-    Topic("link", "Over a slow line", "benchmarks.link:report_lines", full_only=True, timeout=3600.0),
+    Topic("link", "Over a slow line", "benchmarks.link:report_lines", full_only=True, timeout=3600.0, data="mnist"),
 )
 
 

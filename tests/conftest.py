@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,13 +14,18 @@ torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Folders whose tests build whole federations, with sockets, certificates, files and commands.
+SYSTEM = tuple(Path(__file__).parent / name for name in ("cli", "network"))
+
 # Fixtures that start processes or train for seconds: whoever asks for one is slow.
 SLOW = {"played", "story", "tapped", "warm_pool"}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their fixtures, before `-m` looks at the marks."""
+    """Mark tests by their folders and fixtures, before `-m` looks at the marks."""
     for item in items:
+        if any(item.path.is_relative_to(folder) for folder in SYSTEM):
+            item.add_marker(pytest.mark.system)
         if SLOW.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)

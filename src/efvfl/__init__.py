@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from efvfl.compress import QSGD, Cast, Compressor, Identity, RandK, Sign, TopK, TopKQSGD
+    from efvfl.compress import QSGD, Cast, Compressor, Identity, RandK, Sign, TopK, TopKQSGD, Uniform
     from efvfl.compress.ramp import Ramp
-    from efvfl.core.agreement import Agreement, PrivateLabels, SharedLabels
+    from efvfl.core.agreement import Agreement, CachedSteps, PrivateLabels, SharedLabels
     from efvfl.core.batches import Batches
     from efvfl.core.block import Optimizer
     from efvfl.core.losses import Loss
@@ -28,14 +28,14 @@ __version__ = "0.2.0"
 _HOMES = {
     "core.batches": ("Batches",),
     "core.block": ("Optimizer",),
-    "compress": ("QSGD", "Cast", "Compressor", "Identity", "RandK", "Sign", "TopK", "TopKQSGD"),
+    "compress": ("QSGD", "Cast", "Compressor", "Identity", "RandK", "Sign", "TopK", "TopKQSGD", "Uniform"),
     "errors": ("EfvflError",),
     "runs.estimators": ("VerticalClassifier", "VerticalRegressor"),
     "runs.run": ("train",),
     "training.federate": ("federate",),
     "training.options": ("Setup", "Training"),
     "core.losses": ("Loss",),
-    "core.agreement": ("Agreement", "PrivateLabels", "SharedLabels"),
+    "core.agreement": ("Agreement", "CachedSteps", "PrivateLabels", "SharedLabels"),
     "core.methods": ("Link", "Method", "cvfl", "efvfl", "svfl"),
     "wire.message": ("Message",),
     "wire.packet": ("Packet",),
@@ -50,6 +50,7 @@ __all__ = [
     "QSGD",
     "Agreement",
     "Batches",
+    "CachedSteps",
     "Cast",
     "Compressor",
     "EfvflError",
@@ -72,6 +73,7 @@ __all__ = [
     "TopK",
     "TopKQSGD",
     "Training",
+    "Uniform",
     "VerticalClassifier",
     "VerticalRegressor",
     "cvfl",

@@ -10,6 +10,7 @@ EfvflError
 ├── WireError          bytes that are not a valid packet or message
 ├── ProtocolError      a valid message in the wrong place: wrong kind, step or shape
 ├── CheckpointError    a saved state that cannot be read or written, or does not match
+│   └── DamagedError   a file whose content is not what was written to it
 ├── LinkError          a broken connection; it is dialled again
 ├── RefusedError       the peer refused us; the text is its reason
 ├── LimitError         the server asks for more than the party's file allows
@@ -78,6 +79,10 @@ class CheckpointError(EfvflError):
     """A saved state that cannot be read or written, or does not match."""
 
 
+class DamagedError(CheckpointError):
+    """A file whose content is not what was written to it."""
+
+
 class LinkError(EfvflError):
     """A broken connection."""
 
@@ -121,7 +126,7 @@ def describe(value: object) -> str:
     """Return a value as error messages show it: short values by their repr, others by their type.
 
     >>> describe([1, 2]), describe(print), describe(object())
-    ('[1, 2]', 'the function print', 'an object of object')
+    ('[1, 2]', 'the function print', 'an instance of object')
     """
     if value is None or isinstance(value, str | int | float | complex | dict | list | tuple):
         text = repr(value)
@@ -129,7 +134,18 @@ def describe(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     name = getattr(value, "__name__", "")
-    return f"the function {name}" if callable(value) and name else f"an object of {type(value).__name__}"
+    return f"the function {name}" if callable(value) and name else f"an instance of {type(value).__name__}"
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""Return a text without control characters: it may be from another organisation, and a terminal would obey them.
+
+    Where a text of ours may be around it, `keep` names those that stay, such as the ends of its lines.
+
+    >>> printable("one\x1b[2Jtwo")
+    'one?[2Jtwo'
+    """
+    return "".join(c if c.isprintable() or c in keep else "?" for c in text)
 
 
 def whole_number(name: str, value: object, least: int | None = None) -> int:

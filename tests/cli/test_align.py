@@ -14,7 +14,8 @@ from typing import Any
 
 import polars
 import pytest
-from alignments import PATIENCE, WAITING
+from alignments import TIMEOUTS, WAITING
+from malicious_alignment import deviating, neighbours, on_points
 from rich.console import Console
 from warm_processes import Process
 
@@ -24,7 +25,7 @@ from efvfl.cli.sessions.align import ProgressDisplay, read_tables
 from efvfl.config import run_file as configs
 from efvfl.data.tables.splits import split_of
 from efvfl.errors import EfvflError
-from efvfl.network.align.messages import FRAME, VoidReason
+from efvfl.network.align.messages import FRAME, AlignmentKind, VoidReason
 from efvfl.network.align.party import AlignmentParty
 from efvfl.network.align.server import AlignmentServer
 from efvfl.network.identity import authority, certificates
@@ -159,9 +160,9 @@ def test_the_ledger_names_what_was_sent(story: Story, capsys: pytest.CaptureFixt
     everything = audit_log.read(story.folder / "state-north")
     lines = [line for line in everything if not line.socket]
     out = [line.kind for line in lines if line.direction == "out"]
-    assert out == ["hello", "answer-size", "answer-blinded", "answer-rows", "bye"]
+    assert out == ["hello", "answer-size", "answer-blinded", "answer-rows", "answer-splits", "bye"]
     assert {line.kind for line in lines if line.direction == "in"} == {
-        "welcome", "ask-size", "ask-blinded", "ask-rows", "stop"
+        "welcome", "ask-size", "ask-blinded", "ask-rows", "ask-splits", "stop"
     }  # fmt: skip
     assert main(["audit", str(story.folder / "state-north")]) == 0
     assert "ask-blinded: the label holder's ids as points that look random without its key" in capsys.readouterr().out
@@ -221,6 +222,43 @@ def test_nothing_shared_is_told_to_all(
     assert "The ids here have 4 to 6 characters: 100% digits only." in capsys.readouterr().err
 
 
+@pytest.mark.attack(
+    by="a party",
+    tries="answers for every id with the point of the next one",
+    outcome="the label holder's command names the party and exits with 3; there is no list",
+)
+def test_a_party_that_deviates_ends_the_command_with_its_name(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The label holder's command, and a party in a thread."""
+    rewrite(place, '[[party]]\nname = "south"\ndata = { path = "south.parquet", id = "customer" }\n', "")
+    config = configs.load(place / "fed.toml")
+    kind = deviating({AlignmentKind.BLINDED: on_points(100, neighbours)})
+    member = kind(config, "north", read_tables(config, place, "north").ids, place / "north", 1)
+    diallers: list[Dialler] = []
+    threads: list[threading.Thread] = []
+
+    def join(dialler: Dialler) -> None:
+        with contextlib.suppress(EfvflError):
+            dialler.run()
+
+    def opened(*rest: Any) -> Any:
+        server, port = listen(*rest)
+        diallers.append(Dialler(member, partial(dial, f"127.0.0.1:{port}", None, FRAME), WAITING))
+        threads.append(threading.Thread(target=join, args=diallers))
+        threads[-1].start()
+        return server, port
+
+    monkeypatch.setattr(setup, "listen", opened)
+    code = command()
+    diallers[0].stopping.set()
+    threads[0].join(30)
+    member.close()
+    assert code == 3
+    assert "north claims to hold an id that was made up here at random" in capsys.readouterr().err
+    assert not list(place.rglob("aligned.parquet"))
+
+
 @pytest.mark.parametrize(("reason", "ids"), [(VoidReason.EMPTY, ["x-1"]), (VoidReason.UNCUT, ["1001"])])
 def test_a_party_that_shares_nothing_is_told_its_own_format(
     place: Path, reason: VoidReason, ids: list[str], capsys: pytest.CaptureFixture[str]
@@ -229,7 +267,7 @@ def test_a_party_that_shares_nothing_is_told_its_own_format(
     rewrite(place, '[[party]]\nname = "south"\ndata = { path = "south.parquet", id = "customer" }\n', "")
     rewrite(place, "validation = 0.2\ntest = 0.1", "validation = 0.49\ntest = 0.5")
     config = configs.load(place / "fed.toml")
-    server = AlignmentServer(config, ids, None, place / "server", PATIENCE, processes=1)
+    server = AlignmentServer(config, ids, None, place / "server", TIMEOUTS, threads=1)
     listening, port = listen("127.0.0.1:0", None, FRAME, 1, server.requests.accept)
     ended: list[EfvflError] = []
 
@@ -263,6 +301,8 @@ def test_a_party_that_shares_nothing_is_told_its_own_format(
         ("seed = 4", "seed = 4", ("--party", "nort"), "'nort' is not a party of this federation. Did you mean"),
         ("seed = 4", 'label_holder = "north"', ("--party", "north"), "`efvfl align` without --party does its part"),
         (FILE[FILE.index("[[party]]") :], "", (), "the file needs a [[party]] for every party"),
+        ("test = 0.1", "test = 0.1\nstratify = true", (), "needs a private_seed at the top level"),
+        ("test = 0.1", "test = 0.1\nids = -1", (), "data.ids: expected at least 0, got -1"),
     ],
 )  # fmt: skip
 def test_a_setting_that_is_wrong_is_told_before_anybody_is_asked(

@@ -18,6 +18,7 @@ from efvfl.compress import (
     Sign,
     TopK,
     TopKQSGD,
+    Uniform,
     base,
     cast,
     decode,
@@ -25,11 +26,12 @@ from efvfl.compress import (
     qsgd,
     symbols,
     topk,
+    uniform,
 )
 from efvfl.errors import WireError
 from efvfl.wire.packet import FloatArray, Packet, Reader
 
-MODULES: tuple[Any, ...] = (base, cast, positions, qsgd, symbols, topk)
+MODULES: tuple[Any, ...] = (base, cast, positions, qsgd, symbols, topk, uniform)
 KERNELS = [
     (module, name, kernel)
     for module in MODULES
@@ -49,6 +51,9 @@ COMPRESSORS: list[Compressor] = [
     Cast("fp16"),
     Cast("bf16"),
     TopKQSGD(0.4, 8),
+    Uniform(1),
+    Uniform(7, "row"),
+    Uniform(3, rounding="random"),
 ]
 
 

@@ -15,7 +15,7 @@ from efvfl.errors import WireError
 from efvfl.wire.packet import Reader, number
 
 LAST = (1 << 48) - 2  # a block has fewer than 2^48 entries
-steady = settings(deadline=None, derandomize=True, max_examples=400)
+steady = settings(deadline=None, derandomize=True, max_examples=200)
 
 
 @st.composite

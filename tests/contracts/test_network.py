@@ -93,6 +93,14 @@ PRIVATE: dict[str, Settings] = {
     "down-cvfl": {"method": {"name": "cvfl", "compressor": QSGD, "down": TOPK}},
     "down-all-rows": {"method": {"compressor": TOPK, "down": TOPK}, "agreement": {"reports": "all"}},
     "down-label-holder": {"method": {"compressor": TOPK, "down": QSGD}, "label_holder": HOLDER},
+    "first-visits": {"method": {"compressor": TOPK, "first": {"name": "uniform", "levels": 15}}},
+    "cached": {"agreement": {"cached": {"steps": 3, "batches": 2}}, "method": {"compressor": TOPK, "down": TOPK}},
+    "cached-label-holder": {"agreement": {"cached": {"steps": 2}}, "label_holder": HOLDER, "model": NORMED},
+    "window": {"agreement": {"pipeline": 4}, "method": {"compressor": {"name": "uniform", "levels": 1}}},
+    "window-cached": {
+        "agreement": {"pipeline": 3, "cached": {"steps": 2, "batches": 3, "angle": 30.0}},
+        "batch_order": "independent",  # a row may be in several of the batches that are under way
+    },
     "protected": {"protect": {"clip": 0.1, "noise": 0.5}, "label_holder": HOLDER},
 }
 OFTEN = {"network": {"save_steps": 1}}  # every participant saves itself, and forgets, after every step
@@ -188,6 +196,7 @@ def test_so_does_one_over_a_bad_network(case: str, seed: int, tmp_path: Path) ->
     holds(case, tmp_path, "faulty", seed)
 
 
+@pytest.mark.system
 def test_so_does_one_over_a_bad_network_of_sockets(tmp_path: Path) -> None:
     holds("private-efvfl-topk_qsgd", tmp_path, "faulty-grpc")
 

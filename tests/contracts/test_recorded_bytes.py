@@ -73,8 +73,8 @@ def messages_in_one_process(config: RunConfig, folder: Path) -> Heard:
 
 def frames_over_wires(config: RunConfig, folder: Path) -> Heard:
     own = own_copy(config, "")
-    patience = ServerTimeouts(repeat=SECONDS, linger=SECONDS, tick=0.01)  # nothing is said twice, however slow it is
-    serving = ServerProcess(own, participant_data.load(own, folder, ""), folder / "server", patience)
+    timeouts = ServerTimeouts(repeat=SECONDS, linger=SECONDS, tick=0.01)  # nothing is said twice, however slow it is
+    serving = ServerProcess(own, participant_data.load(own, folder, ""), folder / "server", timeouts)
     heard = {name: Digest() for name in serving.requests.names}
 
     def wrote(name: str, peer: str, direction: str, frame: Frame) -> None:
@@ -107,6 +107,7 @@ def test_messages_are_those_recorded(name: str, folder: Path) -> None:
     assert messages_in_one_process(config_of(name), folder) == RECORDED[name]["messages"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", sorted(RECORDED))
 def test_frames_are_those_recorded(name: str, folder: Path) -> None:
     assert frames_over_wires(config_of(name), folder) == RECORDED[name]["frames"]

@@ -17,7 +17,7 @@ from problems import everything, problem, same
 from recovery import FrameFate, disturbed, rows, small, undisturbed  # noqa: F401
 from torch import Tensor
 
-from efvfl import QSGD, Agreement, Federation, SharedLabels, TopK, efvfl
+from efvfl import QSGD, Agreement, Federation, Link, SharedLabels, TopK, efvfl
 from efvfl.cli.main import main
 from efvfl.core.channel import Channel
 from efvfl.core.memory import ErrorFeedback
@@ -76,10 +76,13 @@ def test_a_file_is_what_safetensors_makes_in_ram(tmp_path: Path) -> None:
     state |= {str(dtype): torch.ones(5).to(dtype) for dtype in checkpoint._DTYPES}
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(checkpoint._strip(state, tensors))
-    expected = safetensors.torch.save(tensors, metadata={"efvfl": "1", "tree": tree})
+    expected = safetensors.torch.save(tensors, metadata={"efvfl": checkpoint.FORMAT, "tree": tree})
     checkpoint.save(tmp_path / "state", state)
-    assert parts((tmp_path / "state").read_bytes()) == parts(expected)
-    assert len((tmp_path / "state").read_bytes()) == len(expected)
+    whole = (tmp_path / "state").read_bytes()
+    header, data = parts(whole)
+    assert header.pop("digest")["data_offsets"] == [len(data) - 32, len(data)]
+    assert (header, data[:-32]) == parts(expected)
+    assert data[-32:] == hashlib.blake2b(whole[:-32], digest_size=32).digest()
     loaded = checkpoint.load(tmp_path / "state")
     assert all(torch.equal(loaded[str(dtype)], state[str(dtype)]) for dtype in checkpoint._DTYPES)
     with pytest.raises(CheckpointError, match=r"a tensor of torch.float8_e5m2, which cannot be saved"):
@@ -121,7 +124,7 @@ def test_the_digest_of_a_memory_is_what_it_was(tmp_path: Path) -> None:
         for folder in (None, tmp_path):
             memory = ErrorFeedback((5, 2), torch.float32, start, folder)
             memory.absorb(torch.tensor([3, 1]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-            digests.add(Channel(TopK(0.5), memory, (2,), torch.float32).digest())
+            digests.add(Channel(Link(TopK(0.5)), memory, (2,), torch.float32).digest())
         expected = hashlib.blake2b(digest_size=8)
         expected.update(b"g" + memory.g.numpy().tobytes())
         if memory.seen is not None:
@@ -151,7 +154,7 @@ FRUGAL = """
 import json, resource, sys
 from pathlib import Path
 import torch
-from efvfl import TopK
+from efvfl import Link, TopK
 from efvfl.util import checkpoint
 from efvfl.core.channel import Channel
 from efvfl.core.memory import ErrorFeedback
@@ -161,7 +164,7 @@ def anonymous(field="RssAnon"):
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
 folder, room = Path(sys.argv[1]), 16 << 20
-channel = Channel(TopK(0.1), ErrorFeedback((1 << 20, 16), torch.float32, folder=folder), (16,), torch.float32)
+channel = Channel(Link(TopK(0.1)), ErrorFeedback((1 << 20, 16), torch.float32, folder=folder), (16,), torch.float32)
 channel.memory.g.fill_(1.0)  # 64 MB
 channel.digest()
 resource.setrlimit(resource.RLIMIT_DATA, (anonymous("VmData") + room, resource.RLIM_INFINITY))
@@ -218,6 +221,7 @@ def test_who_is_killed_goes_on_from_its_checkpoint(rows: Path, who: str, tmp_pat
     assert fate.events >= 6
 
 
+@pytest.mark.slow
 def test_a_run_may_go_on_with_its_memories_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "run.toml", tmp_path / "out"
     text = 'batch_size = 200\nobserve_gradient = false\nmemory = "{}"\n[data]\nsubset = 400\n'

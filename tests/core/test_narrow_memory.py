@@ -114,6 +114,7 @@ def test_going_through_bytes_or_a_checkpoint_changes_nothing(agreement: Agreemen
         wide.load_state_dict(runs[0].state_dict())
 
 
+@pytest.mark.system
 def test_a_network_equals_one_process(tmp_path: Path) -> None:
     for agreement in ({}, {"labels": "shared"}):
         chosen = config(agreement={**agreement, "memory_dtype": "bfloat16"})

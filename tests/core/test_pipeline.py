@@ -281,12 +281,14 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_over_wires_it_is_the_same(case: str, tmp_path: Path) -> None:
     run = config(**CASES[case])
     assert_same(reference(run), networked(run, tmp_path, "memory"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "transport"), [("private", "grpc"), ("relay", "faulty"), ("exact", "faulty")])
 def test_over_any_wire(case: str, transport: Transport, tmp_path: Path) -> None:
     run = config(**CASES[case])

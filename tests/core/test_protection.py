@@ -182,9 +182,9 @@ def test_a_resumed_run_has_the_noise_it_would_have_had(method: Method, combine: 
     ("text", "error"),
     [
         ("[protect]\nnoise = 1.0", "noise = 1.0 needs protect.clip"),
-        ("[protect]\nclip = -1", "protect.clip: expected a finite number from 0, got -1"),
-        ("[protect]\nclip = nan", "protect.clip: .* got nan"),
-        ("[protect]\nclip = 1\nnoise = inf", "protect.noise: .* got inf"),
+        ("[protect]\nclip = -1", "protect.clip: expected at least 0, got -1"),
+        ("[protect]\nclip = nan", "protect: clip: expected a finite number, got nan"),
+        ("[protect]\nclip = 1\nnoise = inf", "protect: noise: expected a finite number, got inf"),
         ("[protect]\nclip = 'much'", "clip: expected a number, got 'much'"),
         ("[protect]\nclips = 1.0", r"unknown key 'clips'\. Did you mean 'clip'\?"),
         (

@@ -10,7 +10,7 @@ from problems import WIDTH, local_models, problem
 from tools import options
 from torch import nn
 
-from efvfl import QSGD, Agreement, Protection, SharedLabels, TopK, cvfl, efvfl
+from efvfl import QSGD, Agreement, CachedSteps, Protection, SharedLabels, TopK, cvfl, efvfl
 from efvfl.config.parsing import read
 from efvfl.config.run_file import RunConfig
 from efvfl.core.rules import RULES, Choices, check
@@ -37,15 +37,26 @@ BROKEN: list[tuple[Choices, dict[str, Any] | None]] = [
     (Choices(widths=(3, 4)), None),
     (Choices(memory=False, exact_start=True), {"method": {"name": "cvfl", "start": "exact"}}),
     (Choices(NARROW, exact_start=True), {"agreement": {"memory_dtype": "bfloat16"}, "method": {"start": "exact"}}),
+    (Choices(first=True, memory=False), {"method": {"name": "cvfl", "first": {"name": "sign"}}}),
+    (Choices(first=True, exact_start=True), {"method": {"start": "exact", "first": {"name": "sign"}}}),
     (Choices(NARROW, memory=False), {"agreement": {"memory_dtype": "bfloat16"}, "method": {"name": "cvfl"}}),
     (Choices(mapped=True, memory=False), {"memory": "mapped", "method": {"name": "cvfl"}}),
     (Choices(on_missing="stale", memory=False), {"network": {"on_missing": "stale"}, "method": {"name": "cvfl"}}),
     (Choices(on_missing="stale", exact_start=True), {"network": {"on_missing": "stale"}, "method": {"start": "exact"}}),
     (
+        Choices(on_missing="stale", first=True),
+        {"network": {"on_missing": "stale"}, "method": {"first": {"name": "sign"}}},
+    ),
+    (
         Choices(Agreement(pipeline=True), on_missing="stale"),
         {"network": {"on_missing": "stale"}, "agreement": {"pipeline": True}},
     ),
     (Choices(Agreement(pipeline=True), workers=2), None),
+    (
+        Choices(Agreement(SharedLabels(), cached=CachedSteps(2))),
+        {"agreement": {"labels": "shared", "cached": {"steps": 2}}},
+    ),
+    (Choices(Agreement(cached=CachedSteps(2)), workers=2), None),
 ]
 
 

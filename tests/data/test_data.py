@@ -409,6 +409,7 @@ def test_a_crop_depends_on_key_step_and_row_only() -> None:
     assert source.batch(torch.tensor([], dtype=torch.int64), 5).shape == (0, 3, 16, 16)
 
 
+@pytest.mark.slow
 def test_shifts_and_flips_are_uniform() -> None:
     image = torch.arange(1024).view(1, 1, 32, 32).remainder(251).to(torch.uint8) + 1
     many = image.expand(4000, 1, 32, 32).contiguous()

@@ -196,7 +196,7 @@ def test_a_failing_run_stops_the_sweep_with_its_own_error(small: Sweep, tmp_path
 @pytest.mark.usefixtures("warm_pool")
 def test_a_run_that_diverges_does_not_take_the_others_with_it(small: Sweep, tmp_path: Path) -> None:
     first, *others = changed(small, epochs=2).jobs()
-    wild = replace(first, config=replace(first.config, optimizer={"name": "SGD", "lr": float("inf")}))
+    wild = replace(first, config=replace(first.config, optimizer={"name": "SGD", "lr": 1e38, "weight_decay": 10.0}))
     with pytest.raises(CompressionError, match=rf"1 of 4 runs diverged(?s:.)*{first.cell}, seed 0: .*only finite"):
         run_all([wild, *others], tmp_path, workers=1)
     assert {path.name for path in tmp_path.glob("*.json")} == {job.file for job in others}

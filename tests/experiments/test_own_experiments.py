@@ -151,7 +151,7 @@ def test_mistakes_are_found_before_anything_trains(
 
 def test_a_bad_cell_of_a_later_seed_is_named(tmp_path: Path) -> None:
     text = OWN.replace('"topk"\n', '"topk"\noptimizer = { name = "SGD", lr = -1.0 }\n')
-    with pytest.raises(ConfigError, match=r"run 'ef': torch\.optim\.SGD does not take"):
+    with pytest.raises(ConfigError, match=r"run 'ef': optimizer: torch\.optim\.SGD does not take"):
         run_all(parse(text, "own").jobs(), tmp_path, workers=1)
     assert not list(tmp_path.glob("*.json"))
 

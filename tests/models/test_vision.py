@@ -64,6 +64,7 @@ def pictures() -> Dataset:
     return replace(data, train=shaped(data.train), validation=shaped(data.validation), test=shaped(data.test))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [ModelConfig("resnet18", options={"channels": 4}), ModelConfig("mvcnn", width=8, options={"channels": 4})],

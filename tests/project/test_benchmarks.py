@@ -168,3 +168,14 @@ def test_a_note_goes_under_its_line() -> None:
     assert "- **a step**, missed by 50 %.\n  Bound: Memory.\n  Tried: Less of it." in text
     assert "another" not in text
     assert "another" in performance.section_text(report.sections[0])
+
+
+def test_a_topic_without_its_data_is_left_out_with_a_reason(
+    topics: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EFVFL_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(suite, "TOPICS", (Topic("bad", "Topic bad", "toy_topics:bad", data="mnist"),))
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--out", str(tmp_path / "bench.json")])
+    assert command.main() == 0
+    assert "bad: left out. The data set 'mnist' was not found (searched" in capsys.readouterr().err

@@ -102,7 +102,7 @@ def test_five_packages_are_enough_for_the_commands_of_a_researcher(tmp_path: Pat
     assert "Left out: a picture of a run needs matplotlib: pip install 'efvfl[plots]'." in printed
     assert "Left out: outputs.parquet needs polars: pip install 'efvfl[tables]'." in printed
     left = {path.name for path in (tmp_path / "runs" / "npz").iterdir()}
-    assert left == {"records.jsonl", "checkpoint.safetensors", "settings.json"}
+    assert left == {"records.jsonl", "checkpoint.safetensors", "checkpoint.previous.safetensors", "settings.json"}
     assert len((tmp_path / "runs" / "npz" / "records.jsonl").read_text().splitlines()) == 2
     code = "from efvfl.cli.main import main; assert main(['run', 'npz.toml', '--out', 'tables']) == 0"
     printed = " ".join(without(set(OPTIONAL) - {"polars"}, code, tmp_path).split())
@@ -149,8 +149,8 @@ ERRORS = {
         "network",
     ),
     "links": ("import efvfl.network.links.grpc", "a federation over a network", "grpcio", "network"),
-    "align": ("import efvfl.network.align.psi", "private set intersection", "openmined-psi", "network"),
-    "service": ("import efvfl.network.predict.http_app", "serve-predictions", "uvicorn", "service"),
+    "align": ("import efvfl.network.align.psi", "private set intersection", "pynacl", "network"),
+    "service": ("import efvfl.network.predict.http_app", "serve-predictions", "fastapi", "service"),
     "ray": (
         "from pathlib import Path; from efvfl.experiments import experiment_file, jobs\n"
         "plan = experiment_file.changed(experiment_file.load('mnist'), seeds=(0,), epochs=1, data='digits')\n"

@@ -43,6 +43,7 @@ def test_the_problem_is_that_of_the_other_benchmarks() -> None:
         assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_parties_and_server_train_as_plain_sgd_does() -> None:
     parties = [problem.Party(index) for index in range(problem.PARTIES)]
 

@@ -23,6 +23,8 @@ from efvfl.runs.build import load_data, make_federation
 from efvfl.runs.run_folder import OUTPUTS, SETTINGS, Outputs, load_outputs, load_settings, save_outputs, save_settings
 from efvfl.training.record import Record
 
+pytestmark = pytest.mark.system
+
 SECTIONS = ["Result", "Training", "Predictions", "Sent", "Rows", "Who was missing", "Settings"]
 SECRET = 987654321
 

@@ -27,6 +27,7 @@ def without_time(records: Iterable[Record]) -> list[str]:
     return [replace(record, seconds=0.0).to_json() for record in records]
 
 
+@pytest.mark.slow
 def test_the_same_run_from_a_file_from_settings_and_from_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(FILE)
@@ -37,7 +38,8 @@ def test_the_same_run_from_a_file_from_settings_and_from_the_command_line(tmp_pa
     for folder in ("file", "settings", "command"):
         lines = (tmp_path / folder / "records.jsonl").read_text().splitlines()
         assert without_time(Record.from_json(line) for line in lines) == without_time(expected)
-    left = {"checkpoint.safetensors", "records.jsonl", "outputs.parquet", "settings.json"}
+    left = {f"checkpoint{kind}.safetensors" for kind in ("", ".previous")}
+    left |= {"records.jsonl", "outputs.parquet", "settings.json"}
     assert {path.name for path in (tmp_path / "settings").iterdir()} == left
 
 
@@ -65,6 +67,24 @@ def test_a_run_that_is_interrupted_goes_on_as_if_it_had_not_been(tmp_path: Path)
         train(run, tmp_path / "nothing", resume=True)
     with pytest.raises(ConfigError, match="epochs = 0 leaves nothing to train"):
         train(replace(run, epochs=0), tmp_path / "none")
+
+
+@pytest.mark.attack(
+    by="a disk",
+    tries="flips one bit of the checkpoint of `efvfl run`",
+    outcome="--resume goes on from the checkpoint before it, with a warning and the same result",
+)
+def test_a_run_whose_checkpoint_is_damaged_goes_on_from_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = train(config(epochs=4), tmp_path / "whole")
+    train(config(epochs=3), tmp_path / "parts")
+    path = tmp_path / "parts" / "checkpoint.safetensors"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert without_time(train(config(epochs=4), tmp_path / "parts", resume=True)) == without_time(whole)
+    assert "checkpoint.safetensors is damaged: going on from the checkpoint before it" in caplog.text
 
 
 def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from efvfl.network.training.party_process import PartyProcess
 from efvfl.network.training.server_process import ServerProcess
 
 AWAY = "top-right"
-PATIENCE = ServerTimeouts(repeat=0.2, tick=0.005, stale=0.05, linger=networks.SECONDS)
+TIMEOUTS = ServerTimeouts(repeat=0.2, tick=0.005, stale=0.05, linger=networks.SECONDS)
 
 SHARED: dict[str, dict[str, object]] = {
     "relay, send": {},
@@ -147,7 +147,7 @@ class Lab:
 
     def _serve(self) -> ServerProcess:
         hooks = Hooks(on_tick=lambda: self.look())
-        return ServerProcess(self.config, self.holding, self.folder / "server", PATIENCE, hooks)
+        return ServerProcess(self.config, self.holding, self.folder / "server", TIMEOUTS, hooks)
 
     def restart_server(self) -> None:
         """Have the server gone with all it has not saved, and another one in its place."""
@@ -206,8 +206,12 @@ class Lab:
         requests = self.serving.requests
 
         def here() -> bool:
-            link = requests.links.get(name)
-            return link is not None and not link.waiting and link.position > requests.presence.left.get(name, -1)
+            connection = requests.connections.get(name)
+            return (
+                connection is not None
+                and not connection.waiting
+                and connection.position > requests.presence.left.get(name, -1)
+            )
 
         requests._wait(here)
 

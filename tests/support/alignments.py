@@ -5,6 +5,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from efvfl.config import run_file as configs
 from efvfl.config.run_file import RunConfig
-from efvfl.errors import LinkError
+from efvfl.errors import EfvflError, LinkError
 from efvfl.network.align.aligned_rows import Aligned
 from efvfl.network.align.party import AlignmentParty
 from efvfl.network.align.server import AlignmentServer
@@ -22,7 +23,7 @@ from efvfl.network.links.dialling import Dialler, PartyTimeouts
 from efvfl.network.links.frame import Frame
 from efvfl.network.links.wire import Wire, memory_pair
 
-PATIENCE = ServerTimeouts(hello=5.0, tick=0.01, linger=0.5)
+TIMEOUTS = ServerTimeouts(hello=5.0, tick=0.01, linger=0.5)
 WAITING = PartyTimeouts(tick=0.01, first=0.01, longest=0.05, welcome=5.0, server=20.0)
 SECONDS = 300.0  # until a test that hangs fails
 
@@ -44,6 +45,8 @@ class Tap:
         self.heard = heard
         self.send = wire.send
         self.close = wire.close
+        self.trust = wire.trust
+        self.connected = wire.connected
 
     def receive(self, timeout: float | None) -> bytes:
         data = self.wire.receive(timeout)
@@ -61,15 +64,16 @@ class Meeting:
         ids: Mapping[str, list[str]],
         labels: Any = None,
         killed: tuple[str, int] = ("", 0),
-        processes: int = 1,
+        threads: int = 1,
     ) -> None:
         self.folder = folder
         self.config = config
         self.ids = ids
         self.labels = None if labels is None else np.asarray(labels)
-        self.processes = processes
+        self.threads = threads
         self.heard: dict[str, list[bytes]] = {name: [] for name in ids}  # every byte each one received
         self.configs: dict[str, RunConfig] = {}  # of parties whose copy of the file differs
+        self.kinds: dict[str, type[AlignmentParty]] = {}  # of parties that deviate
         self.members: dict[str, AlignmentParty] = {}
         self.server: AlignmentServer | None = None
         self.lives = dict.fromkeys(ids, 0)
@@ -107,7 +111,7 @@ class Meeting:
     def serve(self) -> AlignmentServer:
         hooks = Hooks(self._events(""), partial(self._look, time.monotonic() + SECONDS))
         return AlignmentServer(
-            self.config, self.ids[""], self.labels, self.folder / "server", PATIENCE, hooks, self.processes
+            self.config, self.ids[""], self.labels, self.folder / "server", TIMEOUTS, hooks, self.threads
         )
 
     def _look(self, ends: float) -> None:
@@ -134,7 +138,8 @@ class Meeting:
         if name in self.members:
             self.members[name].close()
         own = self.configs.get(name, self.config)
-        self.members[name] = AlignmentParty(own, name, self.ids[name], self.folder / name, self.processes)
+        kind = self.kinds.get(name, AlignmentParty)
+        self.members[name] = kind(own, name, self.ids[name], self.folder / name, self.threads)
         joining = Dialler(self.members[name], partial(self.dial, name), WAITING, self._events(name))
         self._joinings[name] = joining
         self._futures[name] = self._threads.submit(joining.run)
@@ -147,6 +152,26 @@ class Meeting:
         there, here = memory_pair()
         server.requests.accept(Tap(there, self.heard[""]), None)
         return Tap(here, self.heard[name])
+
+    def run_until_ended(self, name: str) -> BaseException | None:
+        """Align until this party has ended for good, which stops the label holder too; return how the latter ended."""
+        self.server = server = self.serve()
+        look = server.requests.hooks.on_tick
+
+        def watch() -> None:
+            look()
+            if self.ended(name):
+                server.requests.stopping.set()
+
+        server.requests.hooks = replace(server.requests.hooks, on_tick=watch)
+        for one in self.ids:
+            if one:
+                self.join(one)
+        try:
+            server.run()
+        except EfvflError as error:
+            return error
+        return None
 
     def ended(self, name: str) -> bool:
         return self._futures[name].done()

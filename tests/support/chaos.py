@@ -1,209 +1,117 @@
-"""Kill participants with SIGKILL at random moments, start them again with the same command, and compare the end.
+"""The fault lab at length: `make chaos`, or `python tests/support/chaos.py --seed 7 --case stale --faults 1` to replay.
 
-`make chaos` runs it at length; tests/network/training/test_chaos.py a little. Every participant is a process of its own
-that runs the command line.
+Every run is a federation of real processes that some faults happen to. A line is printed for each, and a table at the
+end; the exit code is 1 if a run ended differently without a word, hung, or printed a traceback. The folder of such a
+run is kept.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import itertools
+import shutil
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from multiprocessing.process import BaseProcess
+from collections import Counter
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from ports import free_port
-from warm_processes import WARM, run_command
-
-CASES = {
-    "private": """
-        agreement = { labels = "private" }
-        method = { name = "efvfl", compressor = { name = "topk", ratio = 0.1 }, down = { name = "qsgd", bits = 4 } }
-    """,
-    "shared": """
-        agreement = { labels = "shared", local_steps = 2, fusion = "replicate", digest_every = 5 }
-        method = { name = "efvfl", compressor = { name = "qsgd", bits = 4 }, start = "exact" }
-        optimizer = { name = "SGD", lr = 0.5, momentum = 0.9 }
-    """,
-    "aggregate": """
-        label_holder = "top-left"
-        agreement = { labels = "shared", downlink = "aggregate", fusion = "compress" }
-        method = { name = "efvfl", compressor = { name = "topk", ratio = 0.2 }, fusion = { name = "qsgd", bits = 8 } }
-    """,
-    "pipelined": """
-        agreement = { labels = "private", pipeline = true }
-        method = { name = "efvfl", compressor = { name = "topk", ratio = 0.1 }, down = { name = "qsgd", bits = 4 } }
-        optimizer = { name = "SGD", lr = 0.5, momentum = 0.9 }
-    """,
-}
-FILE = """
-epochs = {epochs}
-batch_size = 32
-observe_every = 3
-seed = 3
-{case}
-[data]
-name = "digits"
-subset = 320
-
-[network]
-address = "127.0.0.1:{port}"
-save_steps = {save}
-"""
-PARTIES = ("top-left", "top-right", "bottom-left", "bottom-right")
+from faults.cases import CASES
+from faults.kinds import FAULTS
+from faults.scenario import BAD, Lab, Outcome, Plan
 
 
-class Run:
-    """All participants of one federation as processes."""
+class Campaign:
+    """Many runs, several at a time, until there were enough faults or the time is over."""
 
-    def __init__(self, folder: Path, case: str, epochs: int, save: int) -> None:
-        """Write the federation file and the certificates."""
-        from efvfl.network.identity import authority
+    def __init__(self, lab: Lab, cases: Sequence[str], seed: int, allowed: Collection[str] = ()) -> None:
+        """Try these cases in turn, each with the next seed."""
+        self.lab = lab
+        self.outcomes: list[Outcome] = []
+        self._allowed = allowed
+        self._turns = ((case, seed + turn) for turn in itertools.count() for case in cases)
+        self._calm: dict[str, dict[str, Any]] = {c: {} if CASES[c].stale else lab.calm(c) for c in cases}
+        self._lock = threading.Lock()
+        self._errors: list[BaseException] = []
 
-        self.folder = folder
-        folder.mkdir(parents=True)
-        text = "\n".join(line.strip() for line in CASES[case].splitlines())
-        (folder / "f.toml").write_text(FILE.format(epochs=epochs, case=text, port=free_port(), save=save))
-        holder = "top-left" if case == "aggregate" else ""
-        self.names = ["server", *(name for name in PARTIES if name != holder)]
-        authority.make(folder / "certs", self.names)
-        self.processes: dict[str, BaseProcess] = {}
+    @property
+    def faults(self) -> int:
+        """How many there were."""
+        return sum(len(outcome.done) for outcome in self.outcomes)
 
-    def start(self, name: str) -> None:
-        """Start a participant, with the same command as ever."""
-        words = ["serve"] if name == "server" else ["join", "--party", name]
-        words += [str(self.folder / "f.toml"), "--dir", str(self.folder / name), "--certs", str(self.folder / "certs")]
-        log = self.folder / f"{name}.log"
-        process = WARM.Process(target=run_command, args=([*words, "--status", "quiet"], None, log, log))
-        process.start()
-        self.processes[name] = process
+    def run(self, faults: int, minutes: float, jobs: int) -> None:
+        """Play until there were so many faults, or the time is over."""
+        ends = time.monotonic() + 60 * minutes
+        threads = [threading.Thread(target=self._work, args=(faults, ends)) for _ in range(jobs)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
 
-    def kill(self, name: str) -> bool:
-        """Kill a participant that is alive; return whether it was."""
-        process = self.processes[name]
-        alive = process.is_alive()
-        process.kill()
-        process.join()
-        if process.exitcode not in (0, -9):
-            raise AssertionError(f"{name} ended with {process.exitcode}:\n{self.log(name)}")
-        return alive and process.exitcode == -9
+    def _work(self, faults: int, ends: float) -> None:
+        try:
+            while self.faults < faults and time.monotonic() < ends and not self._errors:
+                with self._lock:
+                    case, seed = next(self._turns)
+                outcome = self.lab.play(Plan.draw(case, seed, self._allowed), self._calm[case])
+                self.outcomes.append(outcome)
+                print(f"{outcome} ({outcome.seconds:.1f} s, {self.faults} faults)", flush=True)
+                if not outcome.bad:
+                    shutil.rmtree(self.lab.root / f"{case}-{seed}")
+        except BaseException as error:  # of the lab itself: the other threads end too
+            self._errors.append(error)
 
-    def log(self, name: str) -> str:
-        """Return the end of what a participant printed."""
-        path = self.folder / f"{name}.log"
-        return path.read_text()[-3000:] if path.exists() else ""
-
-    def finish(self, seconds: float) -> None:
-        """Wait until all are done."""
-        end = time.monotonic() + seconds
-        for name, process in self.processes.items():
-            process.join(max(0.0, end - time.monotonic()))
-            if process.exitcode != 0:
-                logs = "\n".join(f"--- {n}: {self.processes[n].exitcode}\n{self.log(n)}" for n in self.names)
-                self.close()
-                raise AssertionError(f"{name} ended with {process.exitcode}, 0 is expected.\n{logs}")
-
-    def close(self) -> None:
-        """Leave nothing running."""
-        for process in self.processes.values():
-            process.kill()
-            process.join()
-
-    def outcome(self) -> dict[str, Any]:
-        """Return everything that must not depend on what was killed."""
-        from efvfl.util import checkpoint
-
-        out: dict[str, Any] = {}
-        for name in self.names:
-            state = checkpoint.load(self.folder / name / "checkpoint.safetensors")
-            if name == "server":
-                out["records"] = [_timeless(line) for line in state.pop("records")]
-                del state["driver"]["seconds"], state["requests"]["told"]
-            state.pop("rows_given", None)
-            out[name] = state
-        return out
+    def table(self) -> str:
+        """Return how often each fault ended how; a run counts for each of its faults."""
+        counts = Counter((name, o.kind) for o in self.outcomes for name in {name for name, _ in o.done})
+        times = Counter(name for o in self.outcomes for name, _ in o.done)
+        kinds = ["equal", "refused", *BAD]
+        lines = [f"{'fault':<20}{'times':>7}" + "".join(f"{kind:>12}" for kind in kinds)]
+        for name in FAULTS:
+            if times[name]:
+                row = "".join(f"{counts[name, kind] or '':>12}" for kind in kinds)
+                lines.append(f"{name:<20}{times[name]:>7}{row}")
+        whole = Counter(outcome.kind for outcome in self.outcomes)
+        lines.append(f"{'runs':<20}{len(self.outcomes):>7}" + "".join(f"{whole[kind] or '':>12}" for kind in kinds))
+        return "\n".join(lines)
 
 
-def _timeless(line: str) -> dict[str, Any]:
-    import json
-
-    record: dict[str, Any] = json.loads(line)
-    record.pop("seconds")
-    return record
-
-
-def differences(a: Any, b: Any, where: str = "") -> Iterator[str]:
-    """Yield every place where two outcomes differ."""
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        if not torch.equal(a, b):
-            yield where
-    elif isinstance(a, dict) and isinstance(b, dict):
-        for key in {*a, *b}:
-            yield from differences(a.get(key), b.get(key), f"{where}/{key}")
-    elif isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
-        for i, (x, y) in enumerate(zip(a, b, strict=True)):
-            yield from differences(x, y, f"{where}/{i}")
-    elif a != b:
-        yield where
-
-
-def undisturbed(folder: Path, case: str, epochs: int) -> dict[str, Any]:
-    """Return the outcome of a run in which nobody dies."""
-    run = Run(folder, case, epochs, save=1000)
-    for name in run.names:
-        run.start(name)
-    run.finish(120)
-    return run.outcome()
-
-
-def disturbed(folder: Path, case: str, epochs: int, seed: int, most: int) -> tuple[dict[str, Any], int]:
-    """Return the outcome of a run with up to `most` kills, and how many there were."""
-    chance = random.Random(seed)
-    run = Run(folder, case, epochs, save=chance.choice([1, 3, 10, 50]))
-    kills = 0
+def main() -> int:
+    """Run the lab; return 1 if there was an outcome that must not be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=500, help="end after so many")
+    parser.add_argument("--minutes", type=float, default=600.0, help="or after so many minutes")
+    parser.add_argument("--seed", type=int, default=0, help="of the first run; each next one has the next")
+    parser.add_argument("--case", action="append", choices=CASES, help="only these modes")
+    parser.add_argument("--fault", action="append", choices=FAULTS, help="only these faults")
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    options = parser.parse_args()
+    root = Path(tempfile.mkdtemp(prefix="efvfl-chaos-"))
+    began = time.monotonic()
+    lab = Lab.prepare(root, options.epochs)
+    campaign = Campaign(lab, options.case or list(CASES), options.seed, options.fault or ())
     try:
-        for name in chance.sample(run.names, len(run.names)):
-            run.start(name)
-        while kills < most and run.processes["server"].exitcode is None:
-            time.sleep(chance.uniform(0.05, 0.9))
-            victims = chance.sample(run.names, chance.choice([1, 1, 2]))  # two at once, now and then
-            dead = [name for name in victims if run.kill(name)]
-            kills += len(dead)
-            time.sleep(chance.choice([0.0, 0.0, 0.3]))
-            for name in dead:
-                run.start(name)
-        run.finish(180)
+        campaign.run(options.faults, options.minutes, options.jobs)
     finally:
-        run.close()
-    return run.outcome(), kills
-
-
-def chaos(folder: Path, cases: list[str], kills: int, epochs: int, seed: int = 0, loud: bool = False) -> int:
-    """Kill at least so many, over several runs; return how many. Fails at the first difference."""
-    wanted = {case: undisturbed(folder / f"{case}-calm", case, epochs) for case in cases}
-    done, turn = 0, 0
-    while done < kills:
-        case = cases[turn % len(cases)]
-        outcome, died = disturbed(folder / f"{case}-{turn}", case, epochs, seed + turn, most=-(-kills // len(cases)))
-        found = list(differences(wanted[case], outcome))
-        assert not found, f"{case}, seed {seed + turn}, {died} kills: {found[:10]} differ"
-        done, turn = done + died, turn + 1
-        if loud:
-            print(f"{case}: {died} kills, the same bits at the end ({done} kills so far)", flush=True)
-        assert turn < 20 * len(cases), "runs end before anybody can be killed: give them more epochs"
-    return done
+        print(f"\n{campaign.table()}\n")
+    bad = [outcome for outcome in campaign.outcomes if outcome.bad]
+    minutes = (time.monotonic() - began) / 60
+    print(f"{campaign.faults} faults in {len(campaign.outcomes)} runs and {minutes:.1f} minutes, {len(bad)} bad ends.")
+    only = "".join(f" --fault {name}" for name in options.fault or ())
+    for outcome in bad:
+        case, seed = outcome.plan.case, outcome.plan.seed
+        again = f"python tests/support/chaos.py --case {case} --seed {seed} --faults 1 --epochs {options.epochs}{only}"
+        print(f"{outcome}\n    {root / f'{case}-{seed}'}\n    {again}")
+    if not bad:
+        shutil.rmtree(root)
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=300)
-    parser.add_argument("--epochs", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        done = chaos(Path(place), list(CASES), options.kills, options.epochs, options.seed, loud=True)
-        print(f"{done} kills, no difference.")
+    sys.exit(main())

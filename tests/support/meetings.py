@@ -1,6 +1,7 @@
 """A federation in one process, with a participant among them that may send what it should not."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,7 @@ VICTIM = "top-left"  # the party whose name is misused; block 1
 OTHER = "top-right"
 
 
-PATIENCE = ServerTimeouts(hello=10.0, tick=0.02, linger=300.0)
+TIMEOUTS = ServerTimeouts(hello=10.0, tick=0.02, linger=300.0)
 
 
 WAITING = PartyTimeouts(tick=0.05, longest=0.2, welcome=3.0, server=60.0)
@@ -83,7 +84,8 @@ def make_member(
     party = build_party(config, make_plan(config, held), held, name)
     about = handshake.about(config, name, held.names, held.trained_ids)
     saving = CheckpointPolicy(config.network)
-    made = PartyProcess(party, folder, about, QuestionHandler(party, held), limits, saving)
+    limits = limits or config.of(name).limits
+    made = PartyProcess(party, folder, about, QuestionHandler(party, held, limits.train_rows), limits, saving)
     _open.append(made.message_log)
     return made
 
@@ -139,7 +141,7 @@ class Meeting:
         self.config = config or settings()
         self.data = data
         own = own_copy(self.config, "")
-        self.serving = ServerProcess(own, holding(own, "", data), folder / "server", PATIENCE)
+        self.serving = ServerProcess(own, holding(own, "", data), folder / "server", TIMEOUTS)
         _open.append(self.serving.message_log)
         self.requests = self.serving.requests
         self.members = {name: make_member(self.config, name, folder / name, data=data) for name in self.requests.names}
@@ -183,6 +185,14 @@ class Meeting:
         thread = threading.Thread(target=guarded, daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def until_connected(self, name: str) -> None:
+        """Wait until a party is welcome; it joins on a thread of its own."""
+        ends = time.monotonic() + SECONDS
+        while name not in self.requests.connections:
+            self.check()
+            assert time.monotonic() < ends, f"{name} does not connect"
+            time.sleep(0.005)
 
     def check(self) -> None:
         """Fail if somebody who should not has ended with an error."""

@@ -47,7 +47,7 @@ _digits.load_digits = functools.cache(_digits.load_digits)
 SECONDS = 300.0  # until a run that hangs fails
 Transport = Literal["memory", "grpc", "mtls", "faulty", "faulty-grpc"]
 
-PATIENCE = ServerTimeouts(hello=5.0, repeat=0.1, tick=0.01, linger=0.2)
+TIMEOUTS = ServerTimeouts(hello=5.0, repeat=0.1, tick=0.01, linger=0.2)
 WAITING = PartyTimeouts(welcome=0.3, tick=0.01, first=0.005, longest=0.05)
 FAULTS = Faults(drop=0.03, repeat=0.06, delay=0.03, truncate=0.02, corrupt=0.03, cut=0.02)
 
@@ -201,7 +201,7 @@ class Fate:
             return called
 
         message_log.append = appended  # type: ignore[method-assign]
-        message_log.settle = then(message_log.settle)  # type: ignore[method-assign]
+        message_log.flush = then(message_log.flush)  # type: ignore[method-assign]
         owner.save = then(owner.save)  # type: ignore[method-assign]
 
 
@@ -228,12 +228,13 @@ def ready(config: RunConfig, name: str, folder: Path = Path()) -> Ready:
 
 def member(made: Ready, folder: Path) -> PartyProcess:
     """Start a party in its folder, or go on there."""
+    limits = made.config.of(made.party.name).limits
     return PartyProcess(
         made.party,
         folder,
         made.about,
-        questions.QuestionHandler(made.party, made.holding),
-        made.config.of(made.party.name).limits,
+        questions.QuestionHandler(made.party, made.holding, limits.train_rows),
+        limits,
         CheckpointPolicy(made.config.network),
     )
 
@@ -255,7 +256,7 @@ class Network:
         seed: int = 0,
         faults: Faults = FAULTS,
         lives: int = 1,
-        patience: ServerTimeouts = PATIENCE,
+        timeouts: ServerTimeouts = TIMEOUTS,
         waiting: PartyTimeouts = WAITING,
         fates: Callable[[str], Fate] = lambda name: Fate(),
     ) -> None:
@@ -265,7 +266,7 @@ class Network:
         self.transport = transport
         self.faults = faults if "faulty" in transport else None
         self.seed = seed
-        self.patience = patience
+        self.timeouts = timeouts
         self.waiting = waiting if transport in ("memory", "faulty") else replace(waiting, welcome=1.0)
         self.serving: ServerProcess | None = None
         self.joinings: dict[str, Dialler] = {}
@@ -307,7 +308,7 @@ class Network:
         """Start the server in its folder, or go on there."""
         config, fate = own_copy(self.config, ""), self.fates("")
         holding = participant_data.load(config, Path(), "")
-        serving = ServerProcess(config, holding, self.folder / "server", self.patience, Hooks(fate.event, self._look))
+        serving = ServerProcess(config, holding, self.folder / "server", self.timeouts, Hooks(fate.event, self._look))
         fate.follow(serving, serving.requests.stopping)
         self.serving = serving
         return serving
@@ -418,7 +419,7 @@ class Network:
     def outcome(self) -> Outcome:
         serving = self._served()
         parties: dict[str, Party] = {}
-        for name in serving.holding.names:
+        for name in serving.data.names:
             own = serving.party if name == self.config.label_holder else process_of(self.joinings[name]).party
             assert own is not None
             parties[name] = own

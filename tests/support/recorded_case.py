@@ -22,6 +22,7 @@ COMPRESSORS: dict[str, Settings] = {
     "sign": {},
     "cast": {},
     "topk_qsgd": {"ratio": 0.5},
+    "uniform": {"levels": 2},
 }
 SHARED: Settings = {"labels": "shared"}
 
@@ -47,6 +48,9 @@ def runs() -> dict[str, Settings]:
     found["exact-start-independent"] = found["exact-start"] | {"batch_order": "independent"}
     found["pipeline"] = {"agreement": {"pipeline": True}, "method": {"compressor": QSGD}}
     found["pipeline-shared"] = {"agreement": SHARED | {"pipeline": True}, "method": {"compressor": QSGD}}
+    found["window"] = {"agreement": {"pipeline": 3}, "method": {"compressor": {"name": "uniform", "scale": "row"}}}
+    found["cached"] = {"agreement": {"cached": {"steps": 2, "batches": 3}}, "method": {"compressor": TOPK}}
+    found["first"] = {"method": {"compressor": TOPK, "first": {"name": "uniform", "levels": 3}}}
     found["bfloat16"] = {"agreement": {"memory_dtype": "bfloat16"}, "method": {"compressor": TOPK}}
     found["label-holder"] = {"label_holder": "b", "method": {"compressor": TOPK}}
     found["label-holder-shared"] = {"label_holder": "b", "agreement": SHARED, "method": {"compressor": TOPK}}

@@ -16,6 +16,7 @@ from networks import (
 
 from efvfl.config.run_file import RunConfig
 from efvfl.network.links.frame import Frame, FrameKind
+from efvfl.util.checkpoint import load
 
 MODES: dict[str, dict[str, Any]] = {
     "private": {"method": {"compressor": {"name": "topk", "ratio": 0.2}, "down": {"name": "qsgd", "bits": 4}}},
@@ -31,6 +32,15 @@ MODES: dict[str, dict[str, Any]] = {
         "label_holder": "right",
         "method": {"compressor": {"name": "topk", "ratio": 0.2}, "start": "exact"},
         "batch_order": "independent",  # a row may be in both of the batches that are under way
+    },
+    "window": {
+        "agreement": {"pipeline": 3, "cached": {"steps": 2, "batches": 3}},
+        "method": {
+            "compressor": {"name": "uniform", "levels": 1},
+            "down": {"name": "uniform", "levels": 7, "scale": "row"},
+            "first": {"name": "uniform", "levels": 15},
+        },
+        "optimizer": {"name": "Adam", "lr": 0.01},
     },
     "pipelined-shared": {
         "agreement": {"labels": "shared", "fusion": "compress", "pipeline": True},
@@ -100,3 +110,15 @@ class FrameFate(Fate):
 def disturbed(run: RunConfig, folder: Path, who: str, fate: Fate) -> Outcome:
     with Network(run, folder, lives=2, fates=Fates(who, fate)) as network:
         return network.run()
+
+
+def lose(folder: Path) -> int:
+    """Drop what a participant wrote to its log after its checkpoint; return how much there was."""
+    state = load(folder / "checkpoint.safetensors") if (folder / "checkpoint.safetensors").exists() else {}
+    # The server's log holds the requests that are out when it saves, a party's ends with the last one it has answered.
+    saved = state.get("requests")
+    safe = int(saved["number"]) + int(saved["under_way"]) if saved else int(state.get("handled", 0))
+    lost = [path for path in (folder / "log").iterdir() if int(path.stem) >= safe]
+    for path in lost:
+        path.unlink()
+    return len(lost)

@@ -1,18 +1,24 @@
 """The driver over a transport, and the contract of the transport within one process."""
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from problems import everything, problem, same
+from torch import Tensor
 
 from efvfl import QSGD, Agreement, TopK, cvfl, efvfl
-from efvfl.compress import Identity
+from efvfl.compress import Compressor, Identity
+from efvfl.core.absence import Attendance
+from efvfl.core.channel import Channel
 from efvfl.errors import ProtocolError
 from efvfl.training.driver import Driver
 from efvfl.training.record import Observation
 from efvfl.training.schedule import Schedule
-from efvfl.training.transport import LocalTransport
-from efvfl.wire.message import Kind
+from efvfl.training.transport import Handler, LocalTransport
+from efvfl.wire.message import Kind, Message
+from efvfl.wire.packet import Packet
 
 
 def test_requests_are_collected_in_the_order_of_posting() -> None:
@@ -62,9 +68,41 @@ def test_a_driver_without_an_observer_trains_the_same(pipeline: bool) -> None:
     assert max(pauses) == schedule.window  # it pauses while messages travel
 
 
+class LosesTheReportsOf(LocalTransport):
+    """Loses all reports on one step, as if everybody had gone."""
+
+    def __init__(self, step: int, parties: Mapping[str, Handler]) -> None:
+        super().__init__(parties)
+        self.lost = step
+
+    def collect(self) -> dict[str, Message]:
+        replies = super().collect()
+        return {name: reply for name, reply in replies.items() if (reply.kind, reply.step) != (Kind.REPORT, self.lost)}
+
+
+def test_an_epoch_whose_last_step_nobody_attended_has_its_record() -> None:
+    run = problem(efvfl(TopK(0.2)), batch_size=16)
+    run.server.attendance = Attendance(replace(run.server.plan, stale=True))
+    steps = run.server.batches.per_epoch
+    driver = Driver(run.server, LosesTheReportsOf(steps - 1, run.parties))
+    (record,) = driver.run(Schedule(steps, 1, 1, run.window), Observation)
+    assert (record.epoch, record.step) == (1, steps)
+    assert record.absent == {name: [[steps - 1, steps - 1]] for name in run.parties}
+    assert math.isfinite(record.surrogate_loss)  # of the steps before
+
+
 @pytest.mark.parametrize("start", ["compressed", "exact"])
-def test_the_papers_bits_are_those_the_parties_count(start: str) -> None:
+def test_the_papers_bits_are_those_of_all_that_parties_encode(start: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    encode = Channel._encode_and_time
+
+    def counting(channel: Channel, compressor: Compressor, residual: Tensor, step: int) -> Packet:
+        if channel.what.endswith("representation"):
+            counted.append(compressor.paper_bits(tuple(residual.shape)))
+        return encode(channel, compressor, residual, step)
+
+    monkeypatch.setattr(Channel, "_encode_and_time", counting)
     for method in (efvfl(TopK(0.2), start=start), cvfl(QSGD(4)), efvfl(Identity())):  # type: ignore[arg-type]
+        counted.clear()
         run = problem(method, batch_size=25, batch_order="independent")
-        record = run.fit(4)[-1]
-        assert record.paper_bits == sum(party.up.paper_bits for party in run.parties.values()) > 0
+        assert run.fit(4)[-1].paper_bits == sum(counted) > 0

@@ -139,7 +139,7 @@ GAP = [torch.where(torch.arange(60)[:, None] == 50, torch.nan, v) for v in X]
         ),
         ({"test": ([v.float() for v in X], Y)}, "test columns of 'party1': .* got torch.float32"),
         ({"test": ([v[:50] for v in X], Y)}, "'party1' holds 50 test rows, but there are 60 labels"),
-        ({"models": nn.Sequential(*local_models())}, "expected a list of models, .* got an object of Sequential"),
+        ({"models": nn.Sequential(*local_models())}, "expected a list of models, .* got an instance of Sequential"),
         (
             {"models": [nn.Linear] * 3},
             "expected a torch module as the local model of 'party1', .* got the class Linear",
@@ -149,7 +149,7 @@ GAP = [torch.where(torch.arange(60)[:, None] == 50, torch.nan, v) for v in X]
         ({"head": None}, "expected a torch module as the head, .* got None"),
         (
             {"loss": nn.CrossEntropyLoss()},
-            r"expected a loss, got an object of CrossEntropyLoss\. Give a name \('cross_entropy'",
+            r"expected a loss, got an instance of CrossEntropyLoss\. Give a name \('cross_entropy'",
         ),
         ({"loss": nn.functional.cross_entropy}, "expected a loss, got the function cross_entropy"),
         ({"loss": Loss("own", lambda o, t: o, "m", lambda o, t: 0.0)}, "expected one number, the mean over rows"),
@@ -157,7 +157,7 @@ GAP = [torch.where(torch.arange(60)[:, None] == 50, torch.nan, v) for v in X]
         ({"optimizer": {"name": "SGD"}}, r"Write Optimizer\("),
         (
             {"optimizer": torch.optim.SGD([nn.Parameter(X[0])])},
-            "optimizer: expected an Optimizer, got an object of SGD",
+            "optimizer: expected an Optimizer, got an instance of SGD",
         ),
         ({"method": "efvfl"}, r"method: got 'efvfl'. Write method=svfl\(\)"),
         ({"method": svfl}, "method: got the function svfl"),
@@ -196,7 +196,7 @@ def test_knobs_of_the_wrong_kind_are_refused() -> None:
         QSGD(4.5)
     with pytest.raises(ConfigError, match=r"steps: expected a whole number of at least 1, got 2\.5"):
         Ramp(0.1, 1.0, 2.5)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"local_steps: expected a whole number of at least 1, got 1\.5"):
+    with pytest.raises(ConfigError, match=r"local_steps: expected a whole number, got 1\.5"):
         Agreement(SharedLabels(local_steps=1.5))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"options: expected a dict, got 0\.1"):
         Optimizer("SGD", 0.1)  # type: ignore[arg-type]

@@ -44,6 +44,7 @@ def test_going_on_in_a_new_process_equals_not_stopping(case: str, tmp_path: Path
     assert (tmp_path / "fingerprint").read_text() == fingerprint(run, 5)
 
 
+@pytest.mark.slow
 def test_going_on_after_a_mend_and_after_the_switch_to_sending() -> None:
     for stop in (7, 10, 22):  # after one mend, two, and the switch
         run = federation("relay-replicate")
@@ -138,6 +139,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     assert [p.name for p in tmp_path.iterdir()] == ["state"]
 
 
+@pytest.mark.slow
 def test_a_refused_state_leaves_everything_as_it_was() -> None:
     def run(lr: Optimizer, **options: object) -> Federation:
         made = problem(efvfl(TopK(0.2)), batch_size=16, optimizer=lr, **options)  # type: ignore[arg-type]

@@ -176,7 +176,7 @@ def test_metrics() -> None:
         ({"label_holder": "bank"}, "expected one of the parties .* got 'bank'"),
         ({"models": [nn.Flatten(0).double()] * 3}, r"expected shape \(1, width\) for one row, got \(5,\)"),
         ({"test": ({"a": columns()[0]}, torch.zeros(60))}, "the test rows: expected the parties"),
-        ({"batch_size": -1}, "at least one sample"),
+        ({"batch_size": -1}, "batch_size: expected at least 0, got -1"),
         ({"batch_order": "sorted"}, "'shuffle' or 'independent'"),
         ({"combine": "max"}, "'sum', 'mean' or 'concat'"),
     ],
@@ -306,7 +306,7 @@ def test_a_diverged_run_says_whose_block_and_when() -> None:
         local_models(),
         head(),
         agreement=shared,
-        training=Training(optimizer=Optimizer("SGD", {"lr": torch.inf})),
+        training=Training(optimizer=Optimizer("SGD", {"lr": 1e300})),
     )
     with pytest.raises(ValueError, match=r"cannot be sent.*only finite numbers"):
         run.fit(5)

@@ -13,12 +13,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from efvfl.compress import QSGD, REGISTRY, Cast, Identity, RandK, Sign, TopK, TopKQSGD, decode, positions, symbols
+from efvfl.compress import (
+    QSGD,
+    REGISTRY,
+    Cast,
+    Identity,
+    RandK,
+    Sign,
+    TopK,
+    TopKQSGD,
+    Uniform,
+    decode,
+    positions,
+    symbols,
+    uniform,
+)
 from efvfl.compress.base import MAX_ENTRIES
-from efvfl.errors import WireError
+from efvfl.core.channel import unpack
+from efvfl.errors import ProtocolError, WireError
 from efvfl.wire.message import MAX_PACKETS, Kind, Message
 from efvfl.wire.packet import DTYPES, Packet, Reader, number
 
@@ -37,6 +53,7 @@ def _samples() -> list[Packet]:
     rng = np.random.default_rng(0)
     compressors = [cls() for cls in REGISTRY.values()]
     compressors += [TopK(0.7), TopK(1.0), RandK(1.0), QSGD(1), QSGD(8), QSGD(16), Cast("bf16"), TopKQSGD(0.5, 8)]
+    compressors += [Uniform(1), Uniform(3, "row"), Uniform(2, "clip"), Uniform(1, "row", rounding="random")]
     found = []
     for compressor in compressors:
         for dtype, shape in ((F4, (5, 8)), (F8, (3,)), (F4, (2, 3, 4)), (F4, (0, 4)), (F4, (150,))):
@@ -76,6 +93,19 @@ def _topk_qsgd_again(packet: Packet) -> bytes:
     return positions.encode(places, packet.entries) + _symbols_again(reader, places.size, packet.dtype)
 
 
+def _uniform_again(packet: Packet) -> bytes:
+    reader = Reader(packet.body)
+    levels, form = reader.number("levels"), reader.byte("form")
+    size = reader.take(packet.dtype.itemsize, "level size")
+    start = number(levels) + bytes((form,)) + size
+    if not any(size):
+        return start
+    scales = b""
+    if form & 1:
+        scales = uniform._write_exponents(uniform._read_exponents(reader, packet.entries // packet.shape[-1]))
+    return start + scales + symbols.encode(symbols.decode(reader, packet.entries, levels), levels)
+
+
 # What a body says, written anew: an accepted body must be the only way to say it.
 AGAIN: dict[str, Callable[[Packet], bytes]] = {
     "identity": lambda packet: decode(packet).tobytes(),
@@ -85,6 +115,7 @@ AGAIN: dict[str, Callable[[Packet], bytes]] = {
     "sign": lambda packet: Sign().encode(np.asarray(decode(packet), dtype=packet.dtype)).body,
     "cast": lambda packet: packet.body[:3] + np.frombuffer(packet.body, "<u2", packet.entries, 3).tobytes(),
     "topk_qsgd": _topk_qsgd_again,
+    "uniform": _uniform_again,
 }
 NAMES = {cls.code: name for name, cls in REGISTRY.items()}
 
@@ -281,6 +312,7 @@ def test_mutated_messages_are_refused_or_ours() -> None:
     assert 200 < sum(accepted) < 2000
 
 
+@pytest.mark.slow
 @fuzz(600)
 @given(
     st.sampled_from(SAMPLES),
@@ -296,6 +328,7 @@ def test_tampered_headers_are_refused_or_ours(
     read_packet(replace(packet, decoded=None, **changes).to_bytes())
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_refused_or_ours() -> None:
     accepted = 0
     for packet in SAMPLES:
@@ -387,8 +420,68 @@ def test_blocks_beyond_the_limit_are_refused() -> None:
         assert decode(fresh, limit=packet.entries).shape == packet.shape
         for shape in ((MAX_ENTRIES + 1,), (1 << 40,), (1 << 20, 1 << 20)):
             giant = replace(packet, shape=shape, decoded=None)
-            with pytest.raises(WireError, match=r"expected a block of at most 67,108,864 entries, got "):
+            with pytest.raises(WireError, match=r"expected a block of at most 1,048,576 entries, got "):
                 decode(Packet.from_bytes(giant.to_bytes()))
+
+
+def _claims(entries: int) -> dict[str, Packet]:
+    """Return packets of a few bytes, one of every codec, that claim a huge block; some of them rightly."""
+    one = np.ones(1, F4).tobytes()
+    everything = number(entries)  # all positions are kept: none are written
+    bodies = {
+        "identity": b"",
+        "topk": number(0),
+        "randk": number(0) + bytes(8),
+        "qsgd": number(1 << 16) + one + b"\x00" + 16 * everything + b"\x00",  # every symbol passes every layer
+        "sign": bytes(4),
+        "cast": bytes(3),
+        "topk_qsgd": everything + number(1 << 16) + one + b"\x00" + 13 * everything,
+        "uniform": number(1 << 15) + b"\x00" + one + b"\x00" + 16 * everything + b"\x00",
+    }
+    return {name: Packet(REGISTRY[name].code, F4, (entries,), body) for name, body in bodies.items()}
+
+
+@pytest.mark.attack(
+    by="a party",
+    tries="80 bytes of qsgd, or a few of any codec, that claim 2^26 entries (25 s and 2.4 GB before)",
+    outcome="refused before anything is allocated: by the agreed shape, in Python at 2^20 entries",
+)
+@pytest.mark.parametrize("codec", list(REGISTRY))
+def test_a_few_bytes_do_not_claim_a_huge_block(codec: str) -> None:
+    for entries in (MAX_ENTRIES + 1, 1 << 26, 1 << 40):
+        packet = Packet.from_bytes(_claims(entries)[codec].to_bytes())
+        assert packet.size <= 120
+
+        def by_default(packet: Packet = packet) -> None:
+            with pytest.raises(WireError, match=r"expected a block of at most [\d,]+ entries"):
+                decode(packet)
+
+        def by_shape(packet: Packet = packet) -> None:
+            with pytest.raises(ProtocolError, match=r"expected shape \(128, 16\)"):
+                unpack(packet, (128, 16), torch.float32, "a report")
+
+        assert _peak(by_default) < 1 << 16
+        assert _peak(by_shape) < 1 << 16
+    assert MAX_ENTRIES <= 1 << 20
+
+
+@pytest.mark.attack(
+    by="a party",
+    tries="qsgd symbols of the agreed shape that pass all 16 layers, in 60 bytes",
+    outcome="refused at the fourth layer: the coding is not canonical",
+)
+def test_layers_end_where_low_bits_should_have_been_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers: list[int] = []
+    read = positions.read
+
+    def noted(reader: Reader, limit: int) -> positions.Positions:
+        layers.append(limit)
+        return read(reader, limit)
+
+    monkeypatch.setattr(positions, "read", noted)
+    with pytest.raises(WireError, match="expected more low bits for symbols as large as these"):
+        decode(_claims(5000)["qsgd"])
+    assert layers == [5000] * 4
 
 
 def test_memory_stays_within_the_limit() -> None:
@@ -438,7 +531,7 @@ def test_counts_are_not_believed(dtype: np.dtype[np.generic]) -> None:
 
         def refused(packet: Packet = packet, expected: str = expected) -> None:
             with pytest.raises(WireError, match=expected):
-                decode(packet)
+                decode(packet, limit=entries)
 
         assert _peak(refused) < 1 << 18, expected
 
@@ -459,6 +552,7 @@ def test_lengths_are_not_believed() -> None:
         assert _peak(refused) < 1 << 18
 
 
+@pytest.mark.slow
 def test_as_many_packets_as_a_message_may_have() -> None:
     """In as many blocks, or all in one."""
     packet = Packet(Identity.code, U1, (0,), b"")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from efvfl.cli import align, certs, data, federation, reproduce, run, service
 from efvfl.errors import (
@@ -16,6 +19,7 @@ from efvfl.errors import (
     Interrupted,
     LimitError,
     RefusedError,
+    printable,
 )
 
 # Exit codes: what a script can tell apart.
@@ -36,8 +40,14 @@ _CODES: tuple[tuple[type[EfvflError], int], ...] = (
     (EfvflError, FAILED),
 )
 
+LINE_ENDS = "\n\t"  # what a text of ours may have; in that of a peer they are replaced as soon as it is read
+
 # Every group registers its commands and their handlers; a handler imports what it needs when it is called.
 _GROUPS = (run, data, reproduce, certs, align, federation, service)
+
+# What these write is public, or they look after it themselves; what others write tells of rows and labels.
+_PUBLIC = frozenset({"data", "demo", "reproduce", "figures", "certs"})
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,15 +60,42 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    if arguments is None:  # a command of its own: processes that it starts must not look for modules in its folder
+        os.environ.setdefault("PYTHONSAFEPATH", "1")
     options = _parser().parse_args(arguments)
     from rich.console import Console  # late, so that --help stays quick
 
     try:
-        options.handler(options, Console())
+        with contextlib.nullcontext() if options.command in _PUBLIC else _private_files():
+            options.handler(options, Console())
     except EfvflError as error:
-        print(f"efvfl: {error}", file=sys.stderr)
+        print(f"efvfl: {printable(str(error), keep=LINE_ENDS)}", file=sys.stderr)  # a peer's text may be in it
         return next(code for kind, code in _CODES if isinstance(error, kind))
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        _drop_output()
+        print(f"efvfl: {error}: free some space; the same command goes on from what was saved.", file=sys.stderr)
+        return USAGE
     except KeyboardInterrupt:
         print("efvfl: interrupted.", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+@contextlib.contextmanager
+def _private_files() -> Iterator[None]:
+    """Let nobody but the owner read what is written."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _drop_output() -> None:
+    """Forget what a full disk did not take of stdout: Python would try again at its end, and fail once more."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -29,6 +29,13 @@ def register(commands: Commands) -> None:
     command.add_argument("--cache-rows", type=int, default=1_000_000, help="of every party (default: %(default)s)")
     command.add_argument("--warm", action="store_true", help="fetch all rows of the splits at the start")
     command.add_argument("--fallback", choices=("mean",), default="", help="what stands in for a missing party")
+    command.add_argument("--quota", type=int, default=100_000, help="ids a minute of a client (default: %(default)s)")
+    command.add_argument(
+        "--unknown-quota",
+        type=int,
+        default=1_000,
+        help="ids an hour that parties lack, of a client (default: %(default)s)",
+    )
     add_device(command)
     add_session(command)
     command.set_defaults(handler=_serve_predictions)
@@ -49,7 +56,15 @@ def _serve_predictions(options: argparse.Namespace, console: Console) -> None:
         client_names=frozenset(options.client_certs or ()),
         tls_cert=options.tls_cert,
         tls_key=options.tls_key,
-        settings=ServiceSettings(options.timeout, options.source, options.cache_rows, options.warm, options.fallback),
+        settings=ServiceSettings(
+            options.timeout,
+            options.source,
+            options.cache_rows,
+            options.warm,
+            options.fallback,
+            options.quota,
+            options.unknown_quota,
+        ),
     )
     with contextlib.ExitStack() as stack:
         serve.serve_predictions(session, service, config, console, stack)

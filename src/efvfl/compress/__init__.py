@@ -8,6 +8,7 @@ from efvfl.compress.randk import RandK
 from efvfl.compress.sign import Sign
 from efvfl.compress.topk import TopK
 from efvfl.compress.topk_qsgd import TopKQSGD
+from efvfl.compress.uniform import Uniform
 
 __all__ = [
     "QSGD",
@@ -19,6 +20,7 @@ __all__ = [
     "Sign",
     "TopK",
     "TopKQSGD",
+    "Uniform",
     "decode",
     "lookup",
     "register",

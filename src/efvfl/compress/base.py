@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from math import prod
 from typing import ClassVar, Self, TypeVar
 
@@ -24,8 +25,9 @@ from efvfl.wire.packet import Array, FloatArray, Packet
 
 Shape = tuple[int, ...]
 
-# The largest block that is decoded by default; a receiver that knows the shape passes a smaller limit.
-MAX_ENTRIES = 1 << 26
+# The largest block that is decoded by default: a few bytes may rightly mean as many zeros. Every receiver in this
+# library knows the shape and requires it (`core.channel.unpack`), so this is for callers in Python that do not.
+MAX_ENTRIES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,10 @@ class Compressor(ABC):
     @classmethod
     @abstractmethod
     def read(cls, packet: Packet) -> Array:
-        """Return the decoded block of a packet of this codec, or raise `WireError`."""
+        """Return the decoded block of a packet of this codec, or raise `WireError`.
+
+        Called by `decode`, which has checked that the shape is no larger than the receiver expects.
+        """
 
     @abstractmethod
     def alpha(self, shape: Shape) -> float:
@@ -61,9 +66,15 @@ class Compressor(ABC):
 
     def at(self, step: int) -> Self:
         """Return this compressor with every ramp replaced by its value at a step."""
-        ramps = {f.name: value.at(step) for f in fields(self) if isinstance(value := getattr(self, f.name), Ramp)}
-        rounded = {name: round(value) if name in self.whole else value for name, value in ramps.items()}
-        return replace(self, **rounded) if ramps else self
+        if not self._ramps:
+            return self
+        values = {name: ramp.at(step) for name, ramp in self._ramps.items()}
+        return replace(self, **{name: round(v) if name in self.whole else v for name, v in values.items()})
+
+    @cached_property
+    def _ramps(self) -> dict[str, Ramp]:
+        """The parameters that change over steps; looked for once, because every step asks."""
+        return {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Ramp)}
 
 
 REGISTRY: dict[str, type[Compressor]] = {}
@@ -104,13 +115,18 @@ def lookup(name: str) -> type[Compressor]:
 
 
 def decode(packet: Packet, limit: int = MAX_ENTRIES) -> Array:
-    """Return the block of a packet. The array is shared by all callers that decode this packet: do not modify it."""
+    """Return the block of a packet, or refuse one with more than `limit` entries before anything is allocated.
+
+    The array is shared by all callers that decode this packet: do not modify it.
+    """
     if packet.decoded is not None:
         return packet.decoded
     if packet.codec not in _BY_CODE:
         raise WireError(f"expected one of the registered codecs {sorted(_BY_CODE)}, got {packet.codec}.")
     if packet.entries > limit:
-        raise WireError(f"expected a block of at most {limit:,} entries, got {packet.entries:,}.")
+        raise WireError(
+            f"expected a block of at most {limit:,} entries, got {packet.entries:,}: pass a limit if that is right."
+        )
     if packet.dtype.kind != "f" and _BY_CODE[packet.codec].name != "identity":
         raise WireError(f"expected a block of float32 or float64 for this codec, got {packet.dtype}.")
     block = _BY_CODE[packet.codec].read(packet)

@@ -21,6 +21,7 @@ from efvfl.wire.packet import Reader
 Symbols = NDArray[np.int32]
 
 _FIXED = 255  # the first byte: this for a fixed width, else the number of low bits written verbatim
+_MEAN = 4  # the mean of what is coded in layers is below this
 _LAYERS = 16  # the excess above this many layers is written in a fixed width
 
 
@@ -120,13 +121,16 @@ def encode(symbols: Symbols, largest: int) -> bytes:
 def _read_layers(reader: Reader, count: int) -> Symbols:
     high = np.zeros(count, dtype=np.int32)
     where: positions.Positions | None = None  # the positions that passed the layers so far; None: all
-    left = count
+    left, total = count, 0
     for layer in range(1, _LAYERS + 1):
         places = positions.read(reader, left)
         where, left = (places if where is None else where[places]), places.size
         if not left:
             return high
         high[where] = layer
+        total += left
+        if total >= _MEAN * count:  # refused here, because a few bytes can mean that everything passes every layer
+            raise WireError("expected more low bits for symbols as large as these: the coding is not canonical.")
     width = reader.byte("the width of large symbols")
     if width > 24:
         raise WireError(f"expected large symbols of at most 24 bits, got {width}.")

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import MISSING, fields, is_dataclass
+from datetime import date, time
+from math import isfinite
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from efvfl.compress.ramp import Ramp
-from efvfl.errors import ConfigError, nearest
+from efvfl.errors import ConfigError, describe, nearest
 
 Parsed = TypeVar("Parsed")
+
+LARGEST = 1 << 64  # of whole numbers
+DEEPEST = 16  # tables and lists in each other
+
+
+def parse(text: str, where: str) -> dict[str, Any]:
+    """Return the table in a text; `where` names the text in errors."""
+    try:
+        table = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and thousands of brackets
+        raise ConfigError(f"{where} is not TOML: {error}") from error
+    _refuse_odd(table, Path(where).name)
+    return table
 
 
 def read(cls: type[Parsed], table: dict[str, Any], where: str) -> Parsed:
@@ -36,10 +53,10 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         if value in args:
             return value
         suggestion = nearest(str(value), [str(a) for a in args])
-        raise ConfigError(f"{where}: unknown value {value!r}. {suggestion}")
+        raise ConfigError(f"{where}: unknown value {describe(value)}. {suggestion}")
     if origin in (Union, UnionType):
-        if isinstance(value, dict):
-            return _value(next(a for a in args if is_dataclass(a)), value, where)
+        if isinstance(value, dict) and (tables := [a for a in args if is_dataclass(a)]):
+            return _value(tables[0], value, where)
         if isinstance(value, list) and (lists := [a for a in args if get_origin(a) is tuple]):
             return _value(lists[0], value, where)
         args = tuple(a for a in args if isinstance(a, type) and not is_dataclass(a))
@@ -49,9 +66,28 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return read(hint, value, where)  # type: ignore[arg-type]
     elif origin is tuple and isinstance(value, list):
         return tuple(_value(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    elif (origin is dict and isinstance(value, dict)) or (isinstance(hint, type) and _fits(hint, value)):
+    elif origin is dict and isinstance(value, dict):
+        return value if args[1] is Any else {k: _value(args[1], v, f"{where}: {k}") for k, v in value.items()}
+    elif isinstance(hint, type) and _fits(hint, value):
         return value
-    raise ConfigError(f"{where}: expected {_name(hint)}, got {value!r}.")
+    raise ConfigError(f"{where}: expected {_name(hint)}, got {describe(value)}.")
+
+
+def _refuse_odd(value: Any, where: str, depth: int = 0) -> None:
+    """Refuse what TOML can say and no setting means, wherever it is: also in tables that are passed on as they are."""
+    if isinstance(value, dict | list | tuple):
+        if depth > DEEPEST:
+            raise ConfigError(f"{where:.200}: expected at most {DEEPEST} tables and lists in each other, got more.")
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            _refuse_odd(item, f"{where}: {key}" if isinstance(value, dict) else f"{where}[{key}]", depth + 1)
+    elif isinstance(value, float) and not isfinite(value):
+        raise ConfigError(f"{where}: expected a finite number, got {value}.")
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        raise ConfigError(f"{where}: expected a number within 64 bits, got {value.bit_length()} bits.")
+    elif isinstance(value, date | time):
+        raise ConfigError(f"{where}: expected no date or time, got {value}: write it as a string.")
+    elif isinstance(value, str) and "\x00" in value:
+        raise ConfigError(f"{where}: expected a text without null characters, got {value!r:.80}.")
 
 
 def _fits(hint: type, value: Any) -> bool:

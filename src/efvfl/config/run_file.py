@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from efvfl.compress import REGISTRY, Compressor, lookup
-from efvfl.config import user_code
+from efvfl.config.compressors import compressor_from as compressor_from
+from efvfl.config.parsing import parse
 from efvfl.config.parsing import read as read
-from efvfl.core import rules
+from efvfl.core import ranges, rules
 from efvfl.core.agreement import (
     Agreement,
+    CachedSteps,
     Downlink,
     FusionUpdates,
     LabelMode,
@@ -44,6 +44,16 @@ class DataConfig:
     id_format: tuple[Literal["strip", "case", "zeros"], ...] = ("strip",)  # what makes no difference between ids
     duplicates: Literal["refuse", "first", "drop"] = "refuse"  # rows of one table with the same id
     stratify: bool = False  # tables: every split has the same shares of classes
+    ids: int = 0  # `efvfl align`: announced size of the label holder's table; parties refuse 10 % more; 0: any size
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range."""
+        ranges.check_fields(self, "data")
+        if self.validation + self.test >= 1:
+            raise ConfigError(
+                f"data.validation = {self.validation} and data.test = {self.test} leave no rows to train on: expected "
+                "a sum below 1."
+            )
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Refuse layers without entries, and settings that this model does not take."""
-        at_least(1, width=self.width, **{f"hidden[{i}]": size for i, size in enumerate(self.hidden)})
+        ranges.check_fields(self, "model")
         if ":" in self.name or self.name in ("linear", "mvcnn", "resnet18"):  # a name with a typo is answered later
             _refuse_useless(self, "model", ("hidden", "activation", "last"))
         if self.name in ("mlp", "linear"):
@@ -79,7 +89,8 @@ class FusionConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse settings that this module does not take."""
+        """Refuse layers without entries, and settings that this module does not take."""
+        ranges.check_fields(self, "fusion")
         if ":" in self.name:
             _refuse_useless(self, "fusion", ("hidden", "activation"))
         if self.name == "mlp":
@@ -106,19 +117,21 @@ class MethodConfig:
     down: dict[str, Any] = field(default_factory=dict)  # compressor of cotangents (private labels); empty: none
     fusion: dict[str, Any] = field(default_factory=dict)  # compressor of x0 (agreement.fusion = "compress")
     start: Literal["compressed", "exact"] = "compressed"
+    first: dict[str, Any] = field(default_factory=dict)  # compressor of a row's first report; empty: as the others
 
     def build(self) -> Method:
         """Return the method."""
         if self.name == "svfl":
             return svfl()
-        compressor, down, fusion = (compressor_from(t) for t in (self.compressor, self.down, self.fusion))
+        tables = (self.compressor, self.down, self.fusion, self.first)
+        compressor, down, fusion, first = (compressor_from(table) for table in tables)
         if compressor is None:
             raise ConfigError(
                 f"method.name = {self.name!r} needs a compressor, such as {{ name = 'topk', ratio = 0.1 }}."
             )
         if self.name == "cvfl":
             return cvfl(compressor, down, fusion)
-        return efvfl(compressor, down, fusion, self.start)
+        return efvfl(compressor, down, fusion, self.start, first)
 
 
 _OF_SHARED_LABELS = ("downlink", "fusion", "local_steps", "digest_every")
@@ -134,11 +147,13 @@ class AgreementConfig:
     reports: ReportRange = "batch"  # rows of a report: the batch (C2 o C1), or all rows (Algorithm 1 as stated)
     local_steps: int = 1  # shared labels: the paper's Q, updates of every block in one round
     digest_every: int = 50  # shared labels, replicate: steps between two comparisons of the copies
-    pipeline: bool = False  # work on step t + 1 while the answer to step t travels: updates are one step stale
+    pipeline: bool | int = False  # steps under way at a time: true: 2; updates are as many steps stale, less one
     memory_dtype: MemoryDtype = ""  # of surrogates at all ends: a narrower one halves them, and rounds
+    cached: CachedSteps = field(default_factory=CachedSteps)  # private labels: what is learnt between two rounds
 
     def __post_init__(self) -> None:
         """Refuse what cannot be built."""
+        ranges.check_fields(self, "agreement")
         self.build()
 
     def build(self) -> Agreement:
@@ -153,7 +168,7 @@ class AgreementConfig:
                         "run neither the fusion model nor the loss. Leave it out, or set labels = 'shared'."
                     )
             mode = PrivateLabels()
-        return Agreement(mode, self.reports, self.pipeline, self.memory_dtype)
+        return Agreement(mode, self.reports, self.pipeline, self.memory_dtype, self.cached)
 
 
 @dataclass(frozen=True)
@@ -176,7 +191,12 @@ class LimitConfig:
 
     bytes: int = 0  # training bytes it sends
     steps: int = 0
-    rows: int = 0  # whose exact representation it gives away, to evaluate or predict
+    rows: int | None = None  # exact representations it gives by id; left out: 10 for each row it holds, 100,000 or more
+    train_rows: bool = False  # also gives its training rows one after another, without ids; they count as `rows`
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range."""
+        ranges.check_fields(self, "limits")
 
 
 @dataclass(frozen=True)
@@ -188,6 +208,11 @@ class PartyConfig:
     data: OwnData | None = None  # in place of its columns in [data]
     private_seed: int | None = None  # of its initial parameters and noise; left out: follows from `seed`
     limits: LimitConfig = field(default_factory=LimitConfig)
+    ids: int = 0  # `efvfl align`: announced size of its table; the label holder refuses 10 % more; 0: any size
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range."""
+        ranges.check_fields(self, "party")
 
 
 @dataclass(frozen=True)
@@ -198,11 +223,13 @@ class NetworkConfig:
     on_missing: Literal["wait", "stop", "stale"] = "wait"  # stale: go on with its last surrogate until it is back
     absent_seconds: float = 3600.0  # 'stop': how long to wait for a missing party; a party: for the server
     stale_seconds: float = 5.0  # 'stale': how long to wait before going on without a party
+    silent_seconds: float = 300.0  # 'stop', 'stale': a connected party that does not answer for so long is missing
     save_steps: int = 1000  # a participant saves itself after so many steps, or
     save_seconds: float = 60.0  # seconds
 
     def __post_init__(self) -> None:
-        """Refuse an address that nobody can dial."""
+        """Refuse an address that nobody can dial, and numbers out of range."""
+        ranges.check_fields(self, "network")
         check_address(self.address)
 
 
@@ -229,13 +256,14 @@ class RunConfig:
     protect: Protection = field(default_factory=Protection)  # the label holder's own choice
     optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "SGD", "lr": SGD_RATE})
     party: tuple[PartyConfig, ...] = ()
-    private_seed: int | None = None  # the server's, of x0 and its noise; left out: follows from `seed`
+    private_seed: int | None = (
+        None  # the server's, of x0, its noise and stratified splits; left out: follows from `seed`
+    )
     network: NetworkConfig = field(default_factory=NetworkConfig)
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range, and settings that would have no effect."""
-        at_least(0, epochs=self.epochs, batch_size=self.batch_size, threads=self.threads)
-        at_least(1, observe_every=self.observe_every, **{"network.save_steps": self.network.save_steps})
+        ranges.check_fields(self)
         _check_names([party.name for party in self.party])
         rules.check(self.choices)
         if isinstance(self.class_weights, str) and self.class_weights != "balanced":
@@ -254,6 +282,7 @@ class RunConfig:
             down=bool(method.down),
             fusion=bool(method.fusion),
             exact_start=method.start == "exact",
+            first=bool(method.first),
             combine=self.fusion.combine,
             protect=self.protect.on,
             mapped=self.memory == "mapped",
@@ -267,6 +296,8 @@ class RunConfig:
 
 def _check_names(names: list[str]) -> None:
     for name in names:
+        if not 0 < len(name) <= 200 or not name.isprintable() or set(name) & {"/", "\\"}:  # files have this name
+            raise ConfigError(f"[[party]] name: expected 1 to 200 characters without slashes, got {name!r:.80}.")
         if names.count(name) > 1:
             raise ConfigError(f"the file has {names.count(name)} [[party]] of the name {name!r}: each needs its own.")
         if name == "server":
@@ -276,8 +307,9 @@ def _check_names(names: list[str]) -> None:
 def check_address(address: str) -> str:
     """Return an address that has a host and a port."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"address: expected host:port, such as 'vfl.example.org:7143', got {address!r}.")
+    valid = port.isdecimal() and len(port) <= 5 and int(port) <= 65535
+    if not host or not valid or not address.isprintable() or len(address) > 300:
+        raise ConfigError(f"address: expected host:port, such as 'vfl.example.org:7143', got {address!r:.80}.")
     return address
 
 
@@ -287,43 +319,10 @@ def on_device(config: RunConfig, device: Literal["cpu", "cuda", "mps"]) -> RunCo
     return replace(config, model=replace(config.model, device=device), party=parties)
 
 
-def at_least(least: int, **values: int) -> None:
-    """Refuse numbers below the least that makes sense."""
-    for name, value in values.items():
-        if value < least:
-            raise ConfigError(f"{name}: expected at least {least}, got {value}.")
-
-
 def load(path: Path) -> RunConfig:
     """Read a run from a TOML file."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # not UTF-8, or a path with a null character
         raise ConfigError(f"cannot read {path}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
-    return read(RunConfig, table, path.name)
-
-
-def compressor_from(table: dict[str, Any]) -> Compressor | None:
-    """Make a compressor from `{ name = ..., knobs }`; an empty table is none."""
-    if not table:
-        return None
-    knobs = dict(table)
-    name = knobs.pop("name", None)
-    if not isinstance(name, str):
-        raise ConfigError(f"expected a compressor with a name, such as {{ name = 'topk', ratio = 0.1 }}, got {table}.")
-    return read(_own_compressor(name) if ":" in name else lookup(name), knobs, f"compressor {name}")
-
-
-def _own_compressor(path: str) -> type[Compressor]:
-    """Return the class that 'package.module:Class' names; importing it has registered it."""
-    try:
-        found = user_code.attribute(path)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot import the compressor {path!r}: {error}") from error
-    if not isinstance(found, type) or found not in REGISTRY.values():
-        raise ConfigError(
-            f"{path!r}: expected a class under @register(name, code), got {found!r}: see docs/adding-a-compressor.md."
-        )
-    return found
+    return read(RunConfig, parse(text, str(path)), path.name)

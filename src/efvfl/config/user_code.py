@@ -1,20 +1,39 @@
-"""Code and data of the user that a run file names: code as 'package.module:attribute', beside the file or installed."""
+"""Code and data of the user that a run file names: code as 'package.module:attribute', beside the file or installed.
+
+The file's folder is on Python's search path only while such code is imported or called, and after everything else: a
+file that somebody put there under the name of a library's optional module is never run, and what is installed wins.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+_beside: list[Path] = []  # the folder of the run file, once it is known
+
 
 def look_in(folder: Path) -> None:
-    """Put a folder first on the module search path: a user's modules are beside the run file that names them."""
-    place = str(folder.resolve())
-    if sys.path[:1] != [place]:
-        sys.path.insert(0, place)
+    """Say where a user's modules are: beside the run file that names them."""
+    _beside[:] = [folder.resolve()]
+
+
+@contextlib.contextmanager
+def on_path() -> Iterator[None]:
+    """Have the run file's folder last on the module search path, while a user's code is imported or called."""
+    added = [place for place in map(str, _beside) if place not in sys.path]
+    sys.path.extend(added)
+    try:
+        yield
+    finally:
+        for place in added:
+            with contextlib.suppress(ValueError):  # the user's code may have removed it
+                sys.path.remove(place)
 
 
 def attribute(path: str) -> object:
@@ -24,16 +43,31 @@ def attribute(path: str) -> object:
     3.141592653589793
     """
     module, _, name = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ValueError as error:  # an empty module name
-        raise ImportError(str(error)) from error
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise ImportError(f"expected 'package.module:attribute', got {path!r:.80}")
+    with on_path():
+        found = importlib.import_module(module)
+    _refuse_another(module, getattr(found, "__file__", None))
+    return getattr(found, name)
+
+
+def _refuse_another(module: str, found: str | None) -> None:
+    """Refuse a module beside the file if another one of its name was imported: an installed or an earlier one."""
+    for folder in _beside:
+        base = folder.joinpath(*module.split("."))
+        own = [place.resolve() for place in (base.with_suffix(".py"), base / "__init__.py") if place.is_file()]
+        if own and (found is None or Path(found).resolve() not in own):
+            raise ImportError(
+                f"expected the module {module!r} to be {own[0]}, beside the run file, got {found or 'a built-in one'}, "
+                "which Python knows by the same name: rename yours"
+            )
 
 
 def digest_of_module(module: str) -> str:
     """Return the SHA-256 digest of a module's source file, or an empty string if there is none."""
     try:
-        spec = importlib.util.find_spec(module)
+        with on_path():  # the packages above a module are imported to find it
+            spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
         return ""
     return digest_of_file(Path(spec.origin)) if spec and spec.has_location and spec.origin else ""

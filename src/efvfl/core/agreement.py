@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from efvfl.errors import ConfigError, describe, nearest, whole_number
+from efvfl.core import ranges
+from efvfl.errors import ConfigError, describe, nearest
 
 Downlink = Literal["relay", "aggregate"]
 FusionUpdates = Literal["send", "replicate", "compress"]
@@ -39,8 +40,25 @@ class SharedLabels:
         """Refuse unknown words and counts below 1."""
         check_word("downlink", self.downlink, Downlink)
         check_word("fusion", self.fusion, FusionUpdates)
-        whole_number("local_steps", self.local_steps, 1)
-        whole_number("digest_every", self.digest_every, 1)
+        ranges.check("agreement.local_steps", self.local_steps, "local_steps")
+        ranges.check("agreement.digest_every", self.digest_every, "digest_every")
+
+
+@dataclass(frozen=True)
+class CachedSteps:
+    """Updates between two rounds from what is remembered of the last batches (private labels; not in the paper).
+
+    >>> Agreement(cached=CachedSteps(9, batches=9)).cached.steps
+    9
+    """
+
+    steps: int = 0  # of every block after each round; 0: none. More => fewer rounds and bytes, staler updates
+    batches: int = 9  # that are remembered: each is used `steps` times in all
+    angle: float = 60.0  # degrees: a row that has turned farther since its batch weighs nothing; 180: all weigh
+
+    def __post_init__(self) -> None:
+        """Refuse counts and angles that make no sense."""
+        ranges.check_fields(self, "cached")
 
 
 LabelMode = PrivateLabels | SharedLabels
@@ -60,8 +78,9 @@ class Agreement:
     # A word stands for the mode with its defaults.
     labels: LabelMode | Literal["private", "shared"] = field(default_factory=PrivateLabels)  # or SharedLabels(...)
     reports: ReportRange = "batch"  # rows of a report: the batch (C2 o C1), or all rows (Algorithm 1 as stated)
-    pipeline: bool = False  # work on step t + 1 while the answer to step t travels: updates are one step stale
+    pipeline: bool | int = False  # steps under way at a time: true: 2; updates are as many steps stale, less one
     memory_dtype: MemoryDtype = ""  # of surrogates at all ends: a narrower one halves them, and rounds
+    cached: CachedSteps = field(default_factory=CachedSteps)  # private labels: what is learnt between rounds
 
     def __post_init__(self) -> None:
         """Turn a word into its label mode; refuse unknown words."""
@@ -74,6 +93,10 @@ class Agreement:
             )
         check_word("reports", self.reports, ReportRange)
         check_word("memory_dtype", self.memory_dtype, MemoryDtype)
+        if not isinstance(self.pipeline, bool):
+            ranges.check("agreement.pipeline", self.pipeline, "pipeline")
+        if not isinstance(self.cached, CachedSteps):
+            raise ConfigError(f"cached: expected CachedSteps(...), got {describe(self.cached)}.")
 
     @property
     def shared(self) -> SharedLabels | None:
@@ -93,7 +116,7 @@ class Agreement:
     @property
     def window(self) -> int:
         """How many steps are under way at a time."""
-        return 2 if self.pipeline else 1
+        return 2 if self.pipeline is True else max(1, int(self.pipeline))
 
 
 def check_word(name: str, value: object, known: object) -> None:

@@ -42,6 +42,9 @@ def columns_of(features: Tensor | Source, rows: Rows, step: int) -> Tensor:
     return take(features, rows) if isinstance(features, Tensor) else features.batch(rows, step)
 
 
+_KEPT = 4  # steps whose rows are kept: parties learn from one step while they report on the next
+
+
 @dataclass(frozen=True)
 class Batches:
     """The batch schedule, which every participant computes by itself.
@@ -57,7 +60,7 @@ class Batches:
     size: int = 0  # rows in a batch; 0: all of them (full batch)
     seed: int = 0  # shared by all participants
     order: BatchOrder = "shuffle"
-    _last: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)  # rows of the last step asked for
+    _last: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)  # rows of the last steps
 
     def __post_init__(self) -> None:
         """Refuse schedules without rows."""
@@ -85,7 +88,8 @@ class Batches:
         rows = self._last.get(step)
         if rows is None:  # else somebody in this process has asked for this step already
             rows = self._rows(step)
-            self._last.clear()
+            for old in list(self._last)[: 1 - _KEPT]:
+                self._last.pop(old, None)  # a second thread may have dropped it
             self._last[step] = rows
         return rows
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer as TorchOptimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from efvfl.core import ranges
 from efvfl.errors import CheckpointError, ConfigError, ProtocolError, describe, nearest
 
 # What torch has and a party cannot use, and why.
@@ -24,6 +25,8 @@ _UNFIT = {
     "ChainedScheduler": "it needs schedulers that are made already, and each participant makes its own",
     "SequentialLR": "it needs schedulers that are made already, and each participant makes its own",
 }
+# What torch raises for options that it cannot use.
+_REFUSALS = (TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError, AttributeError, LookupError)
 
 
 @dataclass(frozen=True)
@@ -49,29 +52,46 @@ class Optimizer:
                 raise ConfigError(
                     f"{name}: expected a dict, got {describe(options)}: write Optimizer('SGD', {{'lr': 0.1}})."
                 )
+            ranges.check_numbers("optimizer.*", dict(options), "optimizer" if name == "options" else "scheduler")
         if self.scheduler:
             _check_name(self.scheduler, torch.optim.lr_scheduler, LRScheduler, "scheduler")
 
     def build(self, parameters: Iterable[nn.Parameter]) -> TorchOptimizer:
         """Return the optimiser for these parameters."""
+        parameters = list(parameters)
+        maker = getattr(torch.optim, self.name)
         try:
-            optimizer: TorchOptimizer = getattr(torch.optim, self.name)(parameters, **self.options)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"torch.optim.{self.name} does not take {dict(self.options)}: {error}") from error
-        return optimizer
+            self._try_out(parameters[0].dtype)
+            made: TorchOptimizer = maker(parameters, **self.options)
+        except _REFUSALS as error:
+            options = describe(dict(self.options))
+            raise ConfigError(f"optimizer: torch.optim.{self.name} does not take {options}: {error}") from error
+        return made
 
     def build_scheduler(self, optimizer: TorchOptimizer) -> LRScheduler | None:
         """Return the scheduler, or None for a constant learning rate."""
         if not self.scheduler:
             return None
+        maker = getattr(torch.optim.lr_scheduler, self.scheduler)
         try:
-            made: LRScheduler = getattr(torch.optim.lr_scheduler, self.scheduler)(optimizer, **self.scheduler_options)
-        except (TypeError, ValueError, RuntimeError) as error:
-            options = dict(self.scheduler_options)
+            self._try_out(torch.float32, maker)
+            made: LRScheduler = maker(optimizer, **self.scheduler_options)
+        except _REFUSALS as error:
+            options = describe(dict(self.scheduler_options))
             raise ConfigError(f"scheduler {self.scheduler} does not take {options}: {error}") from error
         # An epoch may pass without an update, where a party is away; torch would take that for a mistake, and warn.
         optimizer._opt_called = True  # type: ignore[attr-defined]
         return made
+
+    def _try_out(self, dtype: torch.dtype, scheduler: Callable[..., LRScheduler] | None = None) -> None:
+        """Take one step with one number: some options are refused by the first step only."""
+        number = nn.Parameter(torch.zeros(1, 1, dtype=dtype))
+        number.grad = torch.zeros(1, 1, dtype=dtype)
+        optimizer: TorchOptimizer = getattr(torch.optim, self.name)([number], **self.options)
+        after = scheduler(optimizer, **self.scheduler_options) if scheduler else None
+        optimizer.step()
+        if after:
+            after.step()
 
 
 def _check_name(name: object, module: Any, base: type, what: str) -> None:

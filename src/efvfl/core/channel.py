@@ -12,11 +12,14 @@ from torch import Tensor
 from efvfl.compress import Compressor, Identity, decode
 from efvfl.core.batches import Rows, take
 from efvfl.core.memory import Direct, ErrorFeedback, Memory
+from efvfl.core.methods import Link
 from efvfl.errors import CompressionError, ProtocolError
 from efvfl.util.rng import at_step
 from efvfl.wire.packet import DTYPES, Packet
 
 Packets = tuple[Packet, ...]
+
+LARGEST = 1e12  # of a value that another participant sends; one in float32 is off by 60,000 there already
 
 _IDENTITY = Identity()
 _NUMPY_TO_TORCH = dict(zip(DTYPES, (torch.float32, torch.float64, torch.uint8), strict=True))
@@ -32,6 +35,15 @@ def unpack(packet: Packet, shape: tuple[int, ...], dtype: torch.dtype, what: str
     return torch.from_numpy(decode(packet, limit=packet.entries))
 
 
+def refuse_huge(values: Tensor, what: str) -> None:
+    """Refuse numbers that are finite but no result of training: sums and products of them would not be finite."""
+    if values.numel() and not (largest := float(values.abs().max())) <= LARGEST:
+        raise ProtocolError(
+            f"{what}: expected values of at most {LARGEST:g}, got one of {largest:.2g}: look at its sender's model and "
+            "columns, for it has diverged or sends false values."
+        )
+
+
 class Channel:
     """Sends values as compressed changes, or receives them; both ends advance by the same decoded packets.
 
@@ -41,7 +53,7 @@ class Channel:
 
     def __init__(
         self,
-        compressor: Compressor,
+        link: Link,
         memory: Memory,
         width: tuple[int, ...],
         dtype: torch.dtype,
@@ -49,17 +61,17 @@ class Channel:
         what: str = "a block",
     ) -> None:
         """Carry values of shape (rows, *width). The key is private to the sender and decides its random choices."""
-        self.compressor = compressor
+        self.compressor = link.compressor
+        self.first = link.of_first_visits or link.compressor
         self.memory = memory
         self.width = width
         self.dtype = dtype
         self.key = key
         self.what = what
         self.seconds = 0.0  # spent in codecs
-        self.paper_bits = 0  # the paper's count of what was sent, kept apart from the bytes really sent
-        self._received: tuple[Packets, Tensor, Tensor] | None = (
-            None  # the last packets, decoded, and the surrogate then
-        )
+        # The last packets, decoded, and the surrogate then.
+        self._received: tuple[Packets, Tensor, Tensor] | None = None
+        self._firsts: tuple[bool, ...] = (False,)  # which of the last packets are of first visits
 
     @property
     def exact(self) -> bool:
@@ -67,31 +79,51 @@ class Channel:
         return isinstance(self.compressor, Identity) and isinstance(self.memory, Direct)
 
     def send(self, rows: Rows, value: Tensor, step: int) -> tuple[Packets, Tensor]:
-        """Return C(value - G) as packets, and the surrogate that both ends hold after absorbing them."""
+        """Return C(value - G) as packets, and the surrogate that both ends hold after absorbing them.
+
+        Rows that are sent for the first time are in a packet of their own, where they have a compressor of their own.
+        """
         value = value.detach()
-        compressor = self.compressor.at(step)
         residual = self.memory.residual(rows, value)
-        new = self.memory.first_visits(rows)
-        if new is None:
-            packets: Packets = (self._encode_and_count(compressor, residual, step),)
-        elif bool(new.all()):
-            packets = (self._encode_and_count(_IDENTITY, residual, step),)
-        else:
-            packets = (
-                self._encode_and_count(_IDENTITY, residual[new], step),
-                self._encode_and_count(compressor, residual[~new], step),
-            )
+        packets = tuple(
+            self._encode_and_time(self._compressor(first, step), residual if mask is None else residual[mask], step)
+            for first, mask in self._parts(rows)
+        )
         return packets, self.memory.absorb(rows, self.decode(rows, packets, len(value)))
 
-    def _encode_and_count(self, compressor: Compressor, residual: Tensor, step: int) -> Packet:
-        self.paper_bits += compressor.paper_bits(tuple(residual.shape))
+    def try_out(self, rows: Rows, residual: Tensor, step: int) -> Tensor:
+        """Return what would arrive of a residual of these rows. Nothing is counted, sent or remembered."""
+        packets = tuple(
+            self._encode(self._compressor(first, step), residual if mask is None else residual[mask], step)
+            for first, mask in self._parts(rows)
+        )
+        return self.decode(rows, packets, len(residual))
+
+    def _parts(self, rows: Rows) -> list[tuple[bool, Tensor | None]]:
+        """Return for every packet of these rows whether it is of first visits, and its rows; None: all of them."""
+        new = self.memory.first_visits(rows)
+        if new is None or bool(new.all()):
+            return [(new is not None, None)]
+        return [(True, new), (False, ~new)]
+
+    def _compressor(self, first: bool, step: int) -> Compressor:
+        return (self.first if first else self.compressor).at(step)
+
+    def paper_bits_received(self, packets: Packets, step: int) -> int:
+        """Return the paper's count of the packets that were received last."""
+        if len(packets) == 1:
+            return self._compressor(self._firsts[0], step).paper_bits(packets[0].shape)
+        parts = zip(self._firsts, packets, strict=True)
+        return sum(self._compressor(first, step).paper_bits(packet.shape) for first, packet in parts)
+
+    def _encode_and_time(self, compressor: Compressor, residual: Tensor, step: int) -> Packet:
         started = time.perf_counter()
-        packet = self.encode(compressor, residual, step)
+        packet = self._encode(compressor, residual, step)
         self.seconds += time.perf_counter() - started
         return packet
 
-    def encode(self, compressor: Compressor, residual: Tensor, step: int) -> Packet:
-        """Return the packet that a residual becomes at a step. Nothing is counted or remembered."""
+    def _encode(self, compressor: Compressor, residual: Tensor, step: int) -> Packet:
+        """Return the packet that a residual becomes at a step."""
         try:
             return compressor.encode(residual.numpy(), at_step(self.key, step))
         except CompressionError as error:
@@ -101,24 +133,29 @@ class Channel:
         """Return the decoded change of `count` rows, or refuse the packets. Nothing is absorbed yet."""
         if self._received is not None and self._received[0] is packets:
             return self._received[1]
-        new = self.memory.first_visits(rows)
-        if new is not None and bool(new.all()):
-            new = None  # all rows exactly, in one packet
-        expected = 1 if new is None else 2  # rows reported for the first time are in a packet of their own, exactly
-        if len(packets) != expected:
-            raise ProtocolError(f"{self.what}: expected {expected} packet{'s' * (expected > 1)}, got {len(packets)}.")
-        if new is None:
+        parts = self._parts(rows)
+        if len(packets) != len(parts):
+            raise ProtocolError(
+                f"{self.what}: expected {len(parts)} packet{'s' * (len(parts) > 1)}, got {len(packets)}."
+            )
+        if len(parts) == 1:
             return unpack(packets[0], (count, *self.width), self.dtype, self.what)
         decoded = torch.empty((count, *self.width), dtype=self.dtype)
-        for mask, packet in zip((new, ~new), packets, strict=True):
+        for (_, mask), packet in zip(parts, packets, strict=True):
+            assert mask is not None, "two packets have rows of their own"
             decoded[mask] = unpack(packet, (int(mask.sum()), *self.width), self.dtype, self.what)
         return decoded
 
     def receive(self, rows: Rows, packets: Packets, decoded: Tensor) -> Tensor:
         """Absorb decoded packets, G[rows] += C; return the surrogate G[rows]."""
         if self._received is None or self._received[0] is not packets:
+            self._firsts = tuple(first for first, _ in self._parts(rows))
             self._received = packets, decoded, self.memory.absorb(rows, decoded)
         return self._received[2]
+
+    def surrogate_with(self, rows: Rows, decoded: Tensor) -> Tensor:
+        """Return the surrogate of these rows as absorbing this would make it; nothing is absorbed."""
+        return self.surrogate(rows) + decoded if isinstance(self.memory, ErrorFeedback) else decoded
 
     def surrogate(self, rows: Rows) -> Tensor:
         """Return G[rows] as it is; only error feedback has one."""
@@ -145,14 +182,13 @@ class Channel:
         return found.hexdigest()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the memory and the paper's count; the randomness needs no state."""
-        return {"memory": self.memory.state_dict(), "paper_bits": self.paper_bits}
+        """Return the memory; the randomness needs no state."""
+        return {"memory": self.memory.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
         self._received = None
         self.memory.load_state_dict(state["memory"])
-        self.paper_bits = int(state["paper_bits"])
 
 
 def send_bytes(data: bytes) -> Packets:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from efvfl.core.batches import Rows
 from efvfl.core.block import aside
+from efvfl.core.local_model import evaluating, one_by_one
 from efvfl.core.losses import Loss
 from efvfl.errors import ConfigError
 from efvfl.util.rng import seeded
@@ -81,6 +82,12 @@ class Fusion(nn.Module):
         return [torch.sub(combined, surrogate, alpha=self.weight(parties))]
 
 
+def predict_alone(fusion: Fusion, parts: list[Tensor]) -> Tensor:
+    """Return the output of each row in evaluation mode, as if it were alone: the same bits whatever is beside it."""
+    with torch.no_grad(), evaluating([fusion]):
+        return one_by_one(fusion.head, fusion.combine(parts))  # sums of numbers do not depend on their neighbours
+
+
 def _total(parts: list[Tensor]) -> Tensor:
     """Return the sum as a new tensor, in one pass a part."""
     total = parts[0] + parts[1] if len(parts) > 1 else parts[0].clone()
@@ -124,11 +131,17 @@ def select(values: Tensor, mask: Tensor | None) -> Tensor:
 def head_loss(
     fusion: Fusion, combined: Tensor, targets: Tensor, loss: Loss, key: int, keep_buffers: bool = False
 ) -> Tensor:
-    """Return the loss on a combined representation; all who compute it with the same key draw the same dropout masks.
+    """Return the loss on a combined representation, as `head_output` predicts from it."""
+    return loss(head_output(fusion, combined, key, keep_buffers), targets)
+
+
+def head_output(fusion: Fusion, combined: Tensor, key: int, keep_buffers: bool = False) -> Tensor:
+    """Return what the head makes of a combination; all who compute it with the same key draw the same dropout masks.
 
     The head gets a copy, because it may work in place and others still need the combination. What was computed from a
     leaf for this pass alone needs no copy.
     """
     with seeded(key):
         given = combined.clone() if combined.is_leaf else combined
-        return loss(aside(fusion.head, given) if keep_buffers else fusion.head(given), targets)
+        output: Tensor = aside(fusion.head, given) if keep_buffers else fusion.head(given)
+        return output

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -28,8 +28,8 @@ class LocalModel(Protocol):
         `turn` numbers the local updates of a step. `values` stand in for parameters and buffers of these names.
         """
 
-    def represent(self, x: Tensor) -> Tensor:
-        """Return the representation of rows in evaluation mode, without a graph."""
+    def represent(self, x: Tensor, alone: bool = False) -> Tensor:
+        """Return the representation of rows in evaluation mode, without a graph; `alone`: each as if it were alone."""
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
         """Restore x_k as it was before this step."""
@@ -50,9 +50,9 @@ class PlainModel:
         key = derive(self.key, step, turn)
         return forward(self.block.module, columns_of(self.features, rows, step), rows, key, self.name, values)
 
-    def represent(self, x: Tensor) -> Tensor:
+    def represent(self, x: Tensor, alone: bool = False) -> Tensor:
         """Return the representation of rows in evaluation mode, without a graph."""
-        return represent(self.block.module, x)
+        return represent(self.block.module, x, alone)
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
         """Restore x_k."""
@@ -87,7 +87,18 @@ def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
             part.training = training
 
 
-def represent(module: nn.Module, x: Tensor) -> Tensor:
+def one_by_one(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Apply a function to each row alone: then the result of a row is the same to the last bit whatever is beside it.
+
+    In a batch, the order in which a matrix product adds up depends on how many rows there are and on the row's place.
+    """
+    # A copy begins where memory is aligned; a slice may not, and that changes the order as well.
+    return torch.cat([function(row.clone()) for row in torch.split(x, 1)])
+
+
+def represent(module: nn.Module, x: Tensor, alone: bool = False) -> Tensor:
     """Return the exact representation of all rows in evaluation mode, shape (rows, width)."""
     with torch.no_grad(), evaluating([module]):
+        if alone:
+            return one_by_one(module, x)
         return torch.cat([module(x[start : start + CHUNK]) for start in range(0, len(x), CHUNK)])

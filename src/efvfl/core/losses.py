@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from efvfl.core import ranges
 from efvfl.errors import ConfigError, describe, nearest
 
 
@@ -138,9 +139,11 @@ def class_weights(wanted: str | Sequence[float], labels: Tensor, classes: int) -
     if isinstance(wanted, str):
         weights = 1 / counts.clamp(min=1)
     else:
+        if len(wanted) != classes or not all(weight > 0 for weight in wanted):
+            raise ConfigError(f"class_weights: expected {classes} positive numbers, got {describe(list(wanted))}.")
+        for i, weight in enumerate(wanted):
+            ranges.check("class_weights", weight, f"class_weights[{i}]")
         weights = torch.tensor(wanted, dtype=torch.float64)
-        if len(weights) != classes or not bool((weights > 0).all()):
-            raise ConfigError(f"class_weights: expected {classes} positive numbers, got {list(wanted)}.")
     return weights * counts.sum() / (weights * counts).sum()
 
 

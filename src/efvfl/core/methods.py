@@ -24,6 +24,7 @@ class Link:
     compressor: Compressor = field(default_factory=Identity)
     memory: Remembers = "direct"
     start: Start = "compressed"  # exact: a row's first report is not compressed (drops Theorem 1's D0 term)
+    first: Compressor | None = None  # of a row's first report, in place of `compressor`
 
     def __post_init__(self) -> None:
         """Refuse what is no compressor, and words that nobody knows."""
@@ -35,6 +36,13 @@ class Link:
         for name, value, known in (("memory", self.memory, Remembers), ("start", self.start, Start)):
             if value not in get_args(known):
                 raise ConfigError(f"unknown {name} {describe(value)}. {nearest(str(value), get_args(known))}")
+        if self.first is not None and not isinstance(self.first, Compressor):
+            raise ConfigError(f"first: expected a compressor with its knobs, got {describe(self.first)}.")
+
+    @property
+    def of_first_visits(self) -> Compressor | None:
+        """What compresses a row's first report; None: what compresses the others too."""
+        return Identity() if self.start == "exact" else self.first
 
 
 @dataclass(frozen=True)
@@ -81,8 +89,11 @@ def efvfl(
     down: Compressor | None = None,
     fusion: Compressor | None = None,
     start: Start = "compressed",
+    first: Compressor | None = None,
 ) -> Method:
     """Return EF-VFL: the *change* against a memory that both ends keep is compressed.
+
+    A row's first report goes through `first`, if it is given, or uncompressed, if the start is 'exact'.
 
     >>> from efvfl import QSGD, TopK
     >>> method = efvfl(TopK(0.1), down=QSGD(4))
@@ -91,7 +102,7 @@ def efvfl(
     """
     return Method(
         "efvfl",
-        Link(compressor, "error_feedback", start),
+        Link(compressor, "error_feedback", start, first),
         Link() if down is None else Link(down, "error_feedback"),
         Link() if fusion is None else Link(fusion, "error_feedback"),
     )

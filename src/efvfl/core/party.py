@@ -7,14 +7,15 @@ is kept by open_reports.py, and what a party does after an absence is in absence
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from efvfl.core import absence
+from efvfl.core import absence, cached_steps
 from efvfl.core.batches import Rows
 from efvfl.core.block import Block
+from efvfl.core.cached_steps import PartyBatch, WorkSet
 from efvfl.core.channel import Channel, Packets
 from efvfl.core.local_model import LocalModel
 from efvfl.core.open_reports import OpenReport, OpenReports
@@ -44,6 +45,9 @@ class PartyLabelMode(Protocol):
     def digest(self, step: int) -> Packets:
         """Return what a report says of the copy of the fusion model."""
 
+    def incoming(self) -> list[Channel]:
+        """Return the channels that the server's answers advance, in an order that both ends know."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return what must be saved."""
 
@@ -64,7 +68,9 @@ class Party:
         self.up = up
         self.label_mode = label_mode
         self.open = OpenReports(model, up, plan.report_rows, plan.agreement.window)
+        self.cached: WorkSet[PartyBatch] = WorkSet(plan.agreement.cached)
         self.step = 0  # the next one to learn from
+        self.may_report: Callable[[int], None] = lambda step: None  # refuses to report on a step, by raising
 
     # The step.
 
@@ -86,6 +92,10 @@ class Party:
             if cotangent is None:
                 break
             self.block.descend_from(h, cotangent, report.done.leaves if turn == 0 else {})
+            if self.cached.on:
+                self.cached.add(PartyBatch.of_step(self.step, report.rows, h, cotangent))
+        if self.cached.on:
+            cached_steps.learn_at_party(self)
         self.label_mode.end_step(self.step)
         self.block.end_step(self.step)
         self.step += 1
@@ -99,24 +109,29 @@ class Party:
         return repeated or self.open.remember(message, self._handle(message))
 
     def _handle(self, message: Message) -> Message:
+        step = self._step_to_report(message)
+        if step is not None:
+            self.may_report(step)  # before anything changes
         if message.kind == Kind.SYNC:
             absence.catch_up(self, message)
-            return self._continue(message)
+        elif message.kind != Kind.BEGIN:
+            self.learn(message)
+        return Message(Kind.READY, self.step) if step is None else self.report(step)
+
+    def _step_to_report(self, message: Message) -> int | None:
+        """Return the step that the reply to a message reports on, or None if the server asks to hold; or refuse it."""
+        if message.kind == Kind.SYNC:
+            return None if message.hold else message.step
         begins = message.kind == Kind.BEGIN and len(self.open) < self.open.window
         expected = self.step + (len(self.open) if begins else 0)
         if message.step != expected:
             raise ProtocolError(f"{self.name}: expected a message for step {expected}, got one for {message.step}.")
-        if begins:
-            return self.report(message.step)
-        if message.kind != self.label_mode.kind or not self.open:
+        if begins and message.hold:
+            raise ProtocolError(f"{self.name}: expected BEGIN for step {expected} without hold, got one with it.")
+        if not begins and (message.kind != self.label_mode.kind or not self.open):
             waiting = self.label_mode.kind.name if self.open else Kind.BEGIN.name
             raise ProtocolError(f"{self.name}: expected {waiting} at step {self.step}, got {message.kind.name}.")
-        self.learn(message)
-        return self._continue(message)
-
-    def _continue(self, message: Message) -> Message:
-        """Report on the next step, unless the server asked to hold."""
-        return Message(Kind.READY, self.step) if message.hold else self.report(self.step + len(self.open))
+        return None if message.hold else self.step + len(self.open)
 
     @property
     def block(self) -> Block:
@@ -128,6 +143,10 @@ class Party:
         """Whether a report is out that the server has not answered yet."""
         return bool(self.open)
 
+    def digests(self) -> list[str]:
+        """Return digests of what is remembered of the own reports, and of what the server's answers brought."""
+        return [channel.digest() for channel in (self.up, *self.label_mode.incoming())]
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to continue bit for bit, between any two messages."""
         return {
@@ -136,6 +155,7 @@ class Party:
             "up": self.up.state_dict(),
             "label_mode": self.label_mode.state_dict(),
             "open": self.open.state_dict(),
+            "cached": self.cached.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -145,3 +165,4 @@ class Party:
         self.up.load_state_dict(state["up"])
         self.label_mode.load_state_dict(state["label_mode"])
         self.open.load_state_dict(state["open"], self.step, self.number)
+        self.cached.load([PartyBatch.of(step, self.batches, saved) for step, saved in state["cached"]])

@@ -66,12 +66,13 @@ class Plan:
         link, width = self.link(name, direction), self.widths[self.names.index(name)]
         narrow = torch.bfloat16 if self.agreement.memory_dtype == "bfloat16" else None
         shape = (self.batches.samples, width)
-        made = memory.make(link.memory, shape, self.dtype, link.start, narrow, self.mapped)
+        start: memory.Start = "exact" if link.of_first_visits else "compressed"
+        made = memory.make(link.memory, shape, self.dtype, start, narrow, self.mapped)
         what = f"{name}'s {'representation' if direction == 'up' else 'cotangent'}"
-        return Channel(link.compressor, made, (width,), self.dtype, key, what)
+        return Channel(link, made, (width,), self.dtype, key, what)
 
     def fusion_channel(self, block: Block, key: int = 0) -> Channel:
         """Return one end of the channel that carries the fusion model as a vector."""
         link = self.method.fusion
         made = memory.make(link.memory, (block.size(),), block.dtype, link.start)
-        return Channel(link.compressor, made, (), block.dtype, key, "the fusion model")
+        return Channel(link, made, (), block.dtype, key, "the fusion model")

@@ -58,6 +58,10 @@ class PrivateLabelsParty:
         """Return nothing: there is no copy of the fusion model."""
         return ()
 
+    def incoming(self) -> list[Channel]:
+        """Return the downlink."""
+        return [self.down]
+
     def state_dict(self) -> dict[str, Any]:
         """Return the downlink's memory."""
         return {"down": self.down.state_dict()}
@@ -110,6 +114,10 @@ class PrivateLabelsServer:
     def catch_up(self, name: str, channels: Mapping[str, Channel], rows: Rows) -> dict[int, Packets]:
         """Return nothing: with private labels a party misses nothing of others."""
         return {}
+
+    def outgoing(self, name: str, channels: Mapping[str, Channel]) -> list[Channel]:
+        """Return the party's downlink."""
+        return [self.downs[name]]
 
     def _protected(self, cotangents: list[Tensor], step: int) -> list[Tensor]:
         """Return cotangents as they may leave the server; the label holder's own, which stays, is exact.

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from math import inf
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from efvfl.core import ranges
 from efvfl.errors import ConfigError
 
 
@@ -35,9 +35,7 @@ class Protection:
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        for name, value in (("clip", self.clip), ("noise", self.noise)):
-            if not 0 <= value < inf:
-                raise ConfigError(f"protect.{name}: expected a finite number from 0, got {value}.")
+        ranges.check_fields(self, "protect")
         if self.noise and not self.clip:
             raise ConfigError(
                 f"protect.noise = {self.noise} needs protect.clip: noise is in units of it, and hides nothing of a row "

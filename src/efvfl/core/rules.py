@@ -24,6 +24,7 @@ class Choices:
     down: bool = False  # whether cotangents are compressed
     fusion: bool = False  # whether a compressor of the fusion model is given
     exact_start: bool = False
+    first: bool = False  # whether a row's first report has a compressor of its own
     combine: str = "mean"
     widths: tuple[int, ...] = ()  # of the representations; empty: not known yet
     protect: bool = False
@@ -42,6 +43,7 @@ class Choices:
             down=method.down != Link(),
             fusion=method.fusion != Link(),
             exact_start=method.up.start == "exact",
+            first=method.up.first is not None,
             **others,  # type: ignore[arg-type]
         )
 
@@ -106,7 +108,7 @@ RULES: tuple[Rule, ...] = (
         "fusion = 'replicate'",
         "a party's copy is a step behind when it is compared with the server's",
         "Use fusion = 'send' or 'compress'",
-        lambda c: c.agreement.pipeline and c.fusion_is("replicate"),
+        lambda c: c.agreement.window > 1 and c.fusion_is("replicate"),
     ),
     Rule(
         "downlink = 'aggregate'",
@@ -135,6 +137,20 @@ RULES: tuple[Rule, ...] = (
         "the narrower memory would round the exact start at once",
         "Use one of the two",
         lambda c: c.exact_start and c.agreement.memory_dtype,
+    ),
+    Rule(
+        "method.first",
+        "a method without a memory",
+        "direct compression forgets the first report at once, so it would have no effect",
+        "Leave it out, or use efvfl",
+        lambda c: c.first and not c.memory,
+    ),
+    Rule(
+        "method.first",
+        "start = 'exact'",
+        "a row's first report is then not compressed at all, so it would have no effect",
+        "Use one of the two",
+        lambda c: c.first and c.exact_start,
     ),
     Rule(
         "memory_dtype",
@@ -166,17 +182,38 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "on_missing = 'stale'",
+        "method.first",
+        "which rows were sent before would have to be known of a party that is away",
+        "Leave it out, or use on_missing = 'wait' or 'stop'",
+        lambda c: c.on_missing == "stale" and c.first,
+    ),
+    Rule(
+        "on_missing = 'stale'",
         "pipeline = true",
         "a party that leaves would leave two reports behind",
         "Use on_missing = 'wait' or 'stop', or pipeline = false",
-        lambda c: c.on_missing == "stale" and c.agreement.pipeline,
+        lambda c: c.on_missing == "stale" and c.agreement.window > 1,
     ),
     Rule(
         "several workers of a party",
         "pipeline = true",
         "two steps are under way, and a worker keeps the graph of one forward pass",
         "Use one worker, or pipeline = false",
-        lambda c: c.workers > 1 and c.agreement.pipeline,
+        lambda c: c.workers > 1 and c.agreement.window > 1,
+    ),
+    Rule(
+        "cached steps",
+        "shared labels",
+        "a party has all it needs for exact updates between rounds",
+        "Use local_steps, or private labels",
+        lambda c: c.agreement.cached.steps and c.shared,
+    ),
+    Rule(
+        "cached steps",
+        "several workers of a party",
+        "a worker keeps the graph of one forward pass, that of the report",
+        "Use one worker, or no cached steps",
+        lambda c: c.agreement.cached.steps and c.workers > 1,
     ),
 )
 

@@ -11,13 +11,15 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from efvfl.core import cached_steps
 from efvfl.core.absence import Attendance, sync_message
 from efvfl.core.batches import Rows, take
 from efvfl.core.block import Block
-from efvfl.core.channel import Channel, Packets
+from efvfl.core.cached_steps import ServerBatch, WorkSet
+from efvfl.core.channel import Channel, Packets, refuse_huge
 from efvfl.core.fusion import Fusion, StepContext, head_loss
 from efvfl.core.plan import Plan
-from efvfl.errors import ProtocolError
+from efvfl.errors import CompressionError, ProtocolError
 from efvfl.util.rng import derive
 from efvfl.wire.message import FUSION, Kind, Message
 
@@ -38,6 +40,9 @@ class ServerLabelMode(Protocol):
 
     def catch_up(self, name: str, channels: Mapping[str, Channel], rows: Rows) -> dict[int, Packets]:
         """Return what a party that was away has missed of others, who have reported these rows since."""
+
+    def outgoing(self, name: str, channels: Mapping[str, Channel]) -> list[Channel]:
+        """Return what a party's `incoming` are at this end, in the same order; `channels` receive reports."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must be saved."""
@@ -63,10 +68,12 @@ class Server:
         self.channels = channels
         self.label_mode = label_mode
         self.attendance = Attendance(plan)
+        self.cached: WorkSet[ServerBatch] = WorkSet(plan.agreement.cached)
         self.step_number = 0
         self.surrogate_loss = float("nan")  # of the last step
         self.took_part = 0  # how many rows did in it
         self._answered: StepContext | None = None  # the step that was answered and not learnt from yet
+        self._digests: tuple[int, dict[int, str]] = (0, {})  # of channels, by identity, as of this step
 
     # The step.
 
@@ -97,7 +104,10 @@ class Server:
         )
         self._answered, self.took_part = context, len(context.targets)
         self.surrogate_loss = float(self._backward(context)) if self.took_part else float("nan")
-        answers = self.label_mode.answers(context, reports, hold)
+        try:
+            answers = self.label_mode.answers(context, reports, hold)
+        except CompressionError as error:
+            raise CompressionError(f"{error} {self._largest(surrogates)}") from error
         self.step_number += 1
         return answers
 
@@ -110,6 +120,8 @@ class Server:
             if turn > 0:
                 self._backward(context, turn)
             self.block.update()
+        if self.cached.on:
+            cached_steps.learn_at_server(self, context)
         self.block.end_step(context.step)
 
     def _absorb(self, name: str, report: Message | None, decoded: Tensor | None) -> Tensor:
@@ -158,12 +170,19 @@ class Server:
         ready = asked.step + (asked.kind != Kind.SYNC)  # it has learnt from what it was sent
         if not asked.hold:
             self._check_report(name, reply)
-            self._decode(name, reply)
+            decoded, rows = self._decode(name, reply), self.plan.report_rows.rows(self.step_number)
+            refuse_huge(self.channels[name].surrogate_with(rows, decoded), f"{name}'s surrogate")
         elif reply.kind != Kind.READY or reply.step != ready or reply.packets:
             raise ProtocolError(
                 f"{name}: expected an empty READY for step {ready}, as it was told to hold, got {reply.kind.name} for "
                 f"step {reply.step} with blocks {sorted(reply.packets)}."
             )
+
+    def _largest(self, surrogates: list[Tensor]) -> str:
+        """Say whose values are the largest of a batch, for an error that one of them may have caused."""
+        sizes = {name: float(part.abs().max()) for name, part in zip(self.plan.names, surrogates, strict=True)}
+        name = max(sizes, key=lambda name: sizes[name])
+        return f"The largest value in this batch, {sizes[name]:.2g}, is one of {name}."
 
     def leave(self, name: str) -> None:
         """Proceed without a party. If it has reported on the current step, that report is not taken."""
@@ -173,6 +192,17 @@ class Server:
         """Return the message with which a party that was away continues at the current step."""
         return sync_message(self, name, hold)
 
+    def digests(self, name: str) -> list[str]:
+        """Return what a party's `digests` are if both ends remember the same."""
+        if self._digests[0] != self.step_number:  # memories may be large, and parties connect at the same time
+            self._digests = (self.step_number, {})
+        known, found = self._digests[1], []
+        for channel in (self.channels[name], *self.label_mode.outgoing(name, self.channels)):
+            if id(channel) not in known:
+                known[id(channel)] = channel.digest()
+            found.append(known[id(channel)])
+        return found
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to continue bit for bit, between any two steps."""
         return {
@@ -181,13 +211,16 @@ class Server:
             "channels": {name: channel.state_dict() for name, channel in self.channels.items()},
             "label_mode": self.label_mode.state_dict(),
             "attendance": self.attendance.state_dict(),
+            "cached": self.cached.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state."""
         self.step_number = int(state["step"])
+        self._digests = (self.step_number, {})
         self.block.load_state_dict(state["block"])
         for name, channel in self.channels.items():
             channel.load_state_dict(state["channels"][name])
         self.label_mode.load_state_dict(state["label_mode"])
         self.attendance.load_state_dict(state["attendance"])
+        self.cached.load([ServerBatch.of(s, self.batches, self.labels, saved) for s, saved in state["cached"]])

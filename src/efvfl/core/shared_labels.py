@@ -18,7 +18,7 @@ from efvfl.core.agreement import SharedLabels
 from efvfl.core.batches import Rows, take
 from efvfl.core.channel import Channel, Packets, read_bytes, send_bytes, send_exactly, unpack
 from efvfl.core.fusion import Fusion, StepContext, head_loss, select
-from efvfl.core.fusion_updates import FusionReceiver, FusionSender
+from efvfl.core.fusion_updates import CompressedReceiver, CompressedSender, FusionReceiver, FusionSender
 from efvfl.core.open_reports import OpenReport
 from efvfl.core.plan import Plan
 from efvfl.errors import ProtocolError
@@ -184,6 +184,11 @@ class SharedLabelsParty:
         """Return the replica's digest when it is due."""
         return self.receiver.digest(step)
 
+    def incoming(self) -> list[Channel]:
+        """Return the channels of the other parties in their order, and that of a compressed fusion model."""
+        fusion = [self.receiver.channel] if isinstance(self.receiver, CompressedReceiver) else []
+        return [*self.peers.values(), *fusion]
+
     def state_dict(self) -> dict[str, Any]:
         """Return the other parties' memories and the copy of the fusion model."""
         peers = {name: channel.state_dict() for name, channel in self.peers.items()}
@@ -245,6 +250,12 @@ class SharedLabelsServer:
         }
         fusion = self.sender.catch_up(name)
         return {FUSION: fusion, **blocks} if fusion else blocks
+
+    def outgoing(self, name: str, channels: Mapping[str, Channel]) -> list[Channel]:
+        """Return the channels of the other parties where packets are relayed, and that of a compressed fusion model."""
+        fusion = [self.sender.channel] if isinstance(self.sender, CompressedSender) else []
+        peers = [] if self.aggregate else [channels[other] for other in self.plan.names if other != name]
+        return [*peers, *fusion]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the sender of the fusion model keeps."""

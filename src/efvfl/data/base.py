@@ -81,8 +81,9 @@ def cut(
 
 def cut_rows(rows: int, shares: tuple[float, float], seed: int) -> dict[str, Tensor]:
     """Return the row indices of every split, a function of the seed and the number of rows alone."""
-    sizes = [int(rows * share) for share in shares]
-    if min(shares) < 0 or sum(sizes) >= rows:
+    valid = all(0 <= share < 1 for share in shares)
+    sizes = [int(rows * share) for share in shares] if valid else []
+    if not valid or sum(sizes) >= rows:
         raise ConfigError(f"validation and test shares {shares} leave no rows of {rows:,} to train on.")
     order = torch.from_numpy(permutation(derive(seed, "split"), rows, 0, rows))
     return dict(zip(("train", "validation", "test"), torch.split(order, [rows - sum(sizes), *sizes]), strict=True))

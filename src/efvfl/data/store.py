@@ -86,7 +86,7 @@ def write(path: Path, data: bytes, sha256: str | None = None) -> None:
     if sha256 not in (None, actual):
         raise DataError(f"wrong checksum of {path.name}: expected sha256 {sha256}, got {actual}.")
     try:
-        write_atomically(path, data)
+        write_atomically(path, data, public=True)
     except (CheckpointError, OSError) as error:
         problem = f"cannot write {path}: {error.strerror}." if isinstance(error, OSError) else str(error)
         raise DataError(f"{problem} Free some space, or set {VARIABLE} to another folder.") from error

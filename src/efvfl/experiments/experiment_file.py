@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from efvfl.config import user_code
-from efvfl.config.run_file import RunConfig, read
+from efvfl.config.parsing import parse as toml
+from efvfl.config.parsing import read
+from efvfl.config.run_file import RunConfig
 from efvfl.core import losses
 from efvfl.errors import ConfigError, nearest
 
@@ -199,10 +200,7 @@ def load(task: str) -> Sweep:
 
 def parse(text: str, name: str, folder: Path | None = None) -> Sweep:
     """Return an experiment from TOML; `folder` has the user's data and modules."""
-    try:
-        file = read(_File, tomllib.loads(text), name)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name} is not TOML: {error}") from error
+    file = read(_File, toml(text, name), name)
     cells = tuple(_cell(file.base, dict(run), name) for run in file.run)
     names = [cell.name for cell in cells]
     if not cells:

@@ -105,6 +105,6 @@ def write(sweep: Sweep, results: Results, folder: Path) -> list[Path]:
             canvas = draw(sweep, figure, results, axis)
             for form in ("svg", "png"):
                 path = folder / f"{sweep.name}-{figure.name}-{axis}.{form}"
-                write_atomically(path, image(canvas, form))
+                write_atomically(path, image(canvas, form), public=True)
                 paths.append(path)
     return paths

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import platform
 import queue
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict
@@ -61,7 +62,7 @@ def run_job(job: Job, folder: Path, progress: Callable[[int], None] | None = Non
     if job.folder:
         user_code.look_in(job.folder)
     federation = make_federation(job.config, load_data(job.config, job.folder or Path()))
-    saved = RunCheckpoint(part, {"key": job.key})
+    saved = RunCheckpoint(part, {"key": job.key}, keep=False)
     records: list[Record] = []
     if part.exists():
         with contextlib.suppress(CheckpointError):  # an unreadable checkpoint only costs time
@@ -74,7 +75,7 @@ def run_job(job: Job, folder: Path, progress: Callable[[int], None] | None = Non
             yield record
 
     train_on(federation, job.config, records, partial(saved.save, federation), watch, CHECKPOINT_SECONDS)
-    write_atomically(target, _result(job, records).to_json().encode())
+    write_atomically(target, _result(job, records).to_json().encode(), public=True)
     part.unlink(missing_ok=True)
     for leftover in part.parent.glob(f".{part.name}.*.part"):  # of a process that was killed while writing
         leftover.unlink(missing_ok=True)
@@ -193,9 +194,10 @@ def _run_on_ray(jobs: Sequence[Job], folder: Path, report: Report | None) -> Non
     """Submit every run to a Ray cluster: the one RAY_ADDRESS names, or a local one. `folder` must be shared."""
     with optional("ray", "--engine ray"):
         import ray
-    started = not ray.is_initialized()
+    started, empty = not ray.is_initialized(), tempfile.TemporaryDirectory()
     if started:
-        ray.init(log_to_driver=False, include_dashboard=False)
+        # Ray's workers look for modules in the working folder first: an empty one, not the current one.
+        ray.init(log_to_driver=False, include_dashboard=False, runtime_env={"working_dir": empty.name})
     try:
         remote = ray.remote(num_cpus=1)(run_job)
         futures = {remote.remote(job, folder.resolve()): job for job in jobs}
@@ -211,3 +213,4 @@ def _run_on_ray(jobs: Sequence[Job], folder: Path, report: Report | None) -> Non
     finally:
         if started:
             ray.shutdown()
+        empty.cleanup()

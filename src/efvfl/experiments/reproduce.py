@@ -70,7 +70,7 @@ def _show(plan: Sweep, task: str, out: Path, console: Console) -> None:
     console.print(tables.on_screen(plan, results, comparable))
     paths = figures.write(plan, results, folder)
     html = folder / f"{plan.name}.html"
-    write_atomically(html, page.page(plan, results, comparable).encode())
+    write_atomically(html, page.page(plan, results, comparable).encode(), public=True)
     for path in (*(p for p in paths if p.suffix == ".png"), html):
         console.print(f"Written: {path}", soft_wrap=True)
 

@@ -78,7 +78,7 @@ def write_compact(path: Path, results: Mapping[str, Result]) -> None:
     tables = [{"key": key_in(name), **finite_or_null(asdict(result))} for name, result in results.items()]
     tables.sort(key=lambda table: (table["cell"], table["config"]["seed"], table["key"]))
     lines = [json.dumps(table, sort_keys=True, separators=(",", ":"), allow_nan=False) for table in tables]
-    write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
+    write_atomically(path, "".join(f"{line}\n" for line in lines).encode(), public=True)
 
 
 def find(jobs: Iterable[Job], folder: Path) -> list[Result]:

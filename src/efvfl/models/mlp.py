@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from efvfl.config import user_code
-from efvfl.errors import ConfigError, nearest
+from efvfl.errors import ConfigError, describe, nearest
 from efvfl.util.rng import seeded
+
+MOST_WEIGHTS = 1 << 30  # of one layer: 4 GiB
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
@@ -38,6 +40,11 @@ def mlp(
     sizes = [inputs, *hidden, outputs]
     layers: list[nn.Module] = [nn.Flatten()]
     for i, (before, after) in enumerate(pairwise(sizes)):
+        if before * after > MOST_WEIGHTS:  # refused here: the machine may run out of memory before torch says so
+            raise ConfigError(
+                f"a layer from {before:,} to {after:,} numbers: expected at most {MOST_WEIGHTS:,} weights, got "
+                f"{before * after:,}: choose a smaller width or hidden layer."
+            )
         layers += [nn.Linear(before, after), ACTIVATIONS[last if i == len(hidden) else activation]()]
     return nn.Sequential(*(layer for layer in layers if not isinstance(layer, nn.Identity)))
 
@@ -46,9 +53,11 @@ def imported(path: str, options: Mapping[str, Any]) -> nn.Module:
     """Return `attribute(**options)` for a user's path 'package.module:attribute'."""
     try:
         factory: Any = user_code.attribute(path)
-        model: object = factory(**options)
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigError(f"cannot create the model {path!r} with {dict(options)}: {error}") from error
+        with user_code.on_path():
+            model: object = factory(**options)
+    except (ImportError, AttributeError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+        given = describe(dict(options))
+        raise ConfigError(f"cannot create the model {path!r} with {given}: {error}.") from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"expected {path!r} to return a torch.nn.Module, got a {type(model).__name__}.")
     return model
@@ -56,5 +65,8 @@ def imported(path: str, options: Mapping[str, Any]) -> nn.Module:
 
 def seeded_model(key: int, make: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return a model whose initial parameters depend on the key alone."""
-    with seeded(key):
-        return make().to(dtype)
+    try:
+        with seeded(key):
+            return make().to(dtype)
+    except (RuntimeError, MemoryError) as error:  # of torch, about sizes
+        raise ConfigError(f"the model cannot be made, its layers may be too large: {error}") from error

@@ -15,7 +15,7 @@ from typing import Any
 
 from efvfl.config.run_file import RunConfig
 from efvfl.errors import ProtocolError
-from efvfl.network.links.frame import PROTOCOL
+from efvfl.network.links.frame import PROTOCOL, digest_of
 from efvfl.runs.build import model_config
 
 
@@ -40,9 +40,39 @@ def shared_part(config: RunConfig, names: Sequence[str]) -> dict[str, Any]:
     return dict(json.loads(json.dumps(table)))  # tuples become lists, as they do when sent
 
 
+def own_part(config: RunConfig, salt: str) -> dict[str, Any]:
+    """Return the label holder's own settings that decide what it sends, for its checkpoint: they are never sent.
+
+    Of its private seeds that is a salted digest.
+    """
+    here = config.label_holder
+    table = {
+        "class_weights": config.class_weights,
+        "fusion": asdict(config.fusion),
+        "protect": asdict(config.protect),
+        "model": asdict(model_config(config, here)) if here else None,
+        "private_seed": digest({"salt": salt, "seeds": [config.private_seed, config.of(here).private_seed]}),
+    }
+    return dict(json.loads(json.dumps(table)))
+
+
 def digest(table: Mapping[str, Any]) -> str:
     """Return a digest by which two tables can be compared."""
     return hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def memory_digest(digests: Sequence[str]) -> bytes:
+    """Return one digest of all that two ends remember of each other, from those of its parts."""
+    return digest_of("/".join(digests).encode())
+
+
+def diverged(names: Sequence[str]) -> str:
+    """Say that training has ended with memories that differ."""
+    return (
+        f"training has ended, but the server and {', '.join(names)} do not remember the same of what was sent: do not "
+        "trust the result. A folder was restored from an old copy, a disk lost what it had confirmed, or memory is "
+        "faulty. Start all anew in empty folders."
+    )
 
 
 def rows_part(ids: Mapping[str, Sequence[str]], salt: str) -> dict[str, list[Any]]:
@@ -77,8 +107,11 @@ def compare(local: Mapping[str, Any], remote: Mapping[str, Any]) -> None:
             "the same release of efvfl at both."
         )
     if remote.get("digest") != local["digest"]:
-        differences = "; ".join(islice(_differences(local["shared"], remote.get("shared"), f"{name}", ""), 10))
-        raise ProtocolError(f"the shared part of the files differs: {differences or 'only the digest'}. Agree on one.")
+        found = islice(differences(local["shared"], remote.get("shared")), 10)
+        texts = [f"{where}: the server has {ours!r:.80}, {name} has {theirs!r:.80}" for where, ours, theirs in found]
+        raise ProtocolError(
+            f"the shared part of the files differs: {'; '.join(texts) or 'only the digest'}. Agree on one."
+        )
     rows = remote.get("rows")
     if not isinstance(rows, dict) or set(rows) != set(local["rows"]):
         raise ProtocolError(f"{name} sent no table of its rows by split.")
@@ -98,11 +131,10 @@ def compare(local: Mapping[str, Any], remote: Mapping[str, Any]) -> None:
             )
 
 
-def _differences(local: Any, remote: Any, name: str, where: str) -> Iterator[str]:
-    if isinstance(local, dict) and isinstance(remote, dict):
-        for key in sorted({*local, *remote}):
-            yield from _differences(
-                local.get(key), remote.get(key), name, f"{where}.{key:.40}" if where else f"{key:.40}"
-            )
-    elif local != remote:
-        yield f"{where}: the server has {local!r:.80}, {name} has {remote!r:.80}"
+def differences(left: Any, right: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Return where two nested tables differ, and what each has there."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        for key in sorted({*left, *right}):
+            yield from differences(left.get(key), right.get(key), f"{where}.{key:.40}" if where else f"{key:.40}")
+    elif left != right:
+        yield where, left, right

@@ -16,7 +16,7 @@ from efvfl.core.block import Optimizer
 from efvfl.core.losses import Loss
 from efvfl.data import Dataset, catalogue, digits, npz, npz_files
 from efvfl.data.npz import classes_of
-from efvfl.errors import ConfigError, nearest
+from efvfl.errors import ConfigError, describe, nearest
 from efvfl.models import mlp, vision
 from efvfl.models.placement import place
 from efvfl.training.federate import federate, model_width
@@ -104,6 +104,8 @@ def make_optimizer(table: dict[str, Any]) -> Optimizer:
             f"got {given!r}."
         )
     scheduler = dict(given)
+    if not isinstance(scheduler.get("name", ""), str):
+        raise ConfigError(f"optimizer.scheduler: expected a name that is a string, got {scheduler['name']!r:.80}.")
     name = options.pop("name", "SGD")
     if name == "SGD":
         options.setdefault("lr", SGD_RATE)
@@ -150,9 +152,13 @@ def _local_model(config: ModelConfig, row: Tensor, encoder: Encoder | None) -> n
     if config.name in ("resnet18", "mvcnn"):
         if row.dim() != 3:
             raise ConfigError(f"{config.name} needs images, but a row of these columns has shape {tuple(row.shape)}.")
-        if config.name == "resnet18":
-            return vision.resnet18(row.shape[0], config.width, **config.options)
-        return vision.mvcnn((row.shape[0], row.shape[1], row.shape[2]), config.width, **config.options)
+        try:
+            if config.name == "resnet18":
+                return vision.resnet18(row.shape[0], config.width, **config.options)
+            return vision.mvcnn((row.shape[0], row.shape[1], row.shape[2]), config.width, **config.options)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            given = describe(config.options)
+            raise ConfigError(f"model.options: {config.name} does not take {given}: {error}") from error
     hint = nearest(config.name, ("mlp", "mvcnn", "resnet18") if encoder is None else ("linear", "mlp"))
     raise ConfigError(f"there is no model {config.name!r}. {hint} Your own: 'package.module:attribute'.")
 

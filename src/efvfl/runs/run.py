@@ -38,16 +38,24 @@ class RunCheckpoint:
 
     path: Path
     settings: dict[str, Any]  # what the file must have been made with
+    keep: bool = True  # the one before it, too
+
+    def exists(self) -> bool:
+        """Whether there is something to go on from."""
+        return checkpoint.exists(self.path)
 
     def save(self, federation: Federation, records: Sequence[Record]) -> None:
         """Write where the run stands."""
         lines = [record.to_json() for record in records]
         state = {"version": VERSION, "config": self.settings, "federation": federation.state_dict(), "records": lines}
-        checkpoint.save(self.path, state)
+        checkpoint.save(self.path, state, keep=self.keep)
 
     def load(self, federation: Federation) -> list[Record]:
-        """Put a federation where the saved one was, and return the records so far."""
-        state = checkpoint.load(self.path)
+        """Put a federation where the saved one was, and return the records so far.
+
+        If the file is damaged, that is where the one before it was: a run in one process loses nothing but time by it.
+        """
+        state = checkpoint.load_kept(self.path)
         if not {"config", "federation", "records"} <= set(state):
             raise CheckpointError(
                 f"{self.path} was not left by `efvfl run`: name another folder, or load it from Python."
@@ -102,7 +110,7 @@ def train(
     data = load_data(config, base)
     federation = make_federation(config, data, folder)
     saved = RunCheckpoint(folder / CHECKPOINT, _settings(config, federation))
-    if not resume and saved.path.exists():
+    if not resume and saved.exists():
         raise ConfigError(
             f"{saved.path} is there already: give --resume to go on from it (resume=True in Python), or another folder."
         )

@@ -10,25 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from efvfl.compress import Identity
-from efvfl.core.channel import Channel, Packets
 from efvfl.core.server import Server
 from efvfl.training.record import Observation, Record
 from efvfl.training.schedule import Schedule
 from efvfl.training.transport import Transport
 from efvfl.wire.message import Message
 
-_IDENTITY = Identity()
-
 Observer = Callable[[], Observation]
-
-
-def paper_bits(channel: Channel, packets: Packets, step: int) -> int:
-    """Return the paper's count of a report's packets; rows that go out exactly, for the first time, count in full."""
-    compressor = channel.compressor.at(step)
-    return sum(
-        (_IDENTITY if packet.codec == Identity.code else compressor).paper_bits(packet.shape) for packet in packets
-    )
 
 
 class Driver:
@@ -172,7 +160,8 @@ class Driver:
                 spans.append([step, step])
 
     def _count(self, replies: Mapping[str, Message], step: int) -> None:
-        for name, reply in replies.items():
-            if name not in self.transport.here:
-                packets = reply.packets[self.server.plan.number(name)]
-                self.paper_bits += paper_bits(self.server.channels[name], packets, step)
+        """Add the paper's count of the reports."""
+        sent = [name for name in replies if name not in self.transport.here]
+        for name in sent:
+            packets = replies[name].packets[self.server.plan.number(name)]
+            self.paper_bits += self.server.channels[name].paper_bits_received(packets, step)

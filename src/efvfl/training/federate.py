@@ -132,7 +132,7 @@ def model_width(model: nn.Module, features: Tensor, name: str) -> tuple[int, tor
     try:
         with torch.no_grad(), evaluating([model]):
             h = model(features[:1].clone())
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except (RuntimeError, TypeError, ValueError, IndexError, ImportError) as error:
         shape, dtype = tuple(features.shape[1:]), next((p.dtype for p in model.parameters()), features.dtype)
         hint = "" if dtype == features.dtype else f" Columns are {features.dtype}, the model is {dtype}: convert one."
         raise ConfigError(

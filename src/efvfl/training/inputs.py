@@ -194,7 +194,7 @@ CALLS: dict[str, tuple[type, str]] = {
 
 
 def check_settings(**settings: object) -> None:
-    """Refuse an argument that is an object of another class; None is the default."""
+    """Refuse an argument that is an instance of another class; None is the default."""
     for name, value in settings.items():
         kind, call = CALLS[name]
         if value is not None and not isinstance(value, kind):

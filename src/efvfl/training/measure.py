@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from efvfl.compress import decode
 from efvfl.core.batches import ALL, Rows, take
 from efvfl.core.channel import Channel
 from efvfl.core.fusion import Fusion
@@ -93,19 +92,11 @@ def distortion(channel: Channel, h: Tensor, rows: Rows | None, step: int) -> flo
     memory is measured on C(h) of all rows.
     """
     residual = channel.memory.residual(ALL, h)
-    before = residual
-    if isinstance(channel.memory, ErrorFeedback):
-        if rows is None:
-            return squared_norm([residual])
-        new = channel.memory.first_visits(rows)
-        before = residual if isinstance(rows, slice) else take(residual, rows)
-        if new is not None:  # rows that go out exactly: no error is left, and they are not compressed with the others
-            residual = residual.clone()
-            residual[torch.arange(len(h))[rows][new]] = 0
-            before = before[~new]
-    packet = channel.encode(channel.compressor.at(step), before, step)
-    after = torch.from_numpy(decode(packet, before.numel()))
-    if isinstance(channel.memory, ErrorFeedback) and rows is not None:
-        after = channel.memory.change(rows, after)
+    if not isinstance(channel.memory, ErrorFeedback):
+        return squared_norm([channel.try_out(ALL, residual, step) - residual])
+    if rows is None:
+        return squared_norm([residual])
+    before = residual if isinstance(rows, slice) else take(residual, rows)
+    after = channel.memory.change(rows, channel.try_out(rows, before, step))
     rest = 0.0 if before is residual else squared_norm([residual]) - squared_norm([before])  # of rows not reported
     return rest + squared_norm([after - before])

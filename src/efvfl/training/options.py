@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from efvfl.core import ranges
 from efvfl.core.batches import BatchOrder, Source
 from efvfl.core.block import Optimizer
 from efvfl.core.fusion import Combine
 from efvfl.core.losses import Loss
 from efvfl.core.protection import Protection
-from efvfl.errors import ConfigError, describe, whole_number
+from efvfl.errors import ConfigError, describe
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,7 @@ class Training:
                 f"optimizer: expected an Optimizer, got {describe(self.optimizer)}. Write Optimizer('Adam', "
                 "{'lr': 0.01})."
             )
-        whole_number("batch_size", self.batch_size)
-        whole_number("seed", self.seed)
+        ranges.check_fields(self)
 
 
 @dataclass(frozen=True)

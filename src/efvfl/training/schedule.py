@@ -12,7 +12,7 @@ class Schedule:
     per_epoch: int  # steps
     epochs: int
     every: int  # epochs between two records
-    window: int = 1  # steps under way at a time; 2: parties report on the next one before the last is answered
+    window: int = 1  # steps under way at a time; above 1, parties report on later steps before one is answered
 
     @property
     def steps(self) -> int:
@@ -30,4 +30,4 @@ class Schedule:
 
     def begins(self, step: int) -> int:
         """Return how many steps begin at once where nothing is under way, this one included."""
-        return 1 if self.observed(step) else self.window
+        return next((ahead + 1 for ahead in range(self.window) if self.observed(step + ahead)), self.window)

@@ -289,7 +289,7 @@ GOOD = json.loads(fit(x=[1, 2], c=["a", "a"]).to_json())
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda t: t.update(version=2),
+        lambda t: t.update(version=3),
         lambda t: t.pop("columns"),
         lambda t: t.update(columns=[]),
         lambda t: t.update(columns=3),
@@ -316,7 +316,7 @@ def test_json_that_no_encoder_wrote_is_refused(spoil: object) -> None:
         Encoder.from_json(json.dumps(table))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"version": 1, "columns": "ab"}', "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"version": 2, "columns": "ab"}', "[" * 100_000])
 def test_text_that_is_no_encoder_is_refused(text: str) -> None:
     with pytest.raises(DataError, match="encoder"):
         Encoder.from_json(text)
@@ -327,3 +327,21 @@ def test_huge_numbers_in_json_are_refused() -> None:
     assert '"mean": 1.5' in text
     with pytest.raises(DataError, match="expected finite statistics of column 'x'"):
         Encoder.from_json(text.replace('"mean": 1.5', '"mean": 1e999'))
+
+
+@pytest.mark.attack(
+    by="a disk",
+    tries="one flipped bit in encoder.json, such as in a digit of a mean",
+    outcome="refused: the file differs from its digest, or is no JSON",
+)
+def test_a_flipped_bit_is_found() -> None:
+    encoder = fit(x=[1.5, 2.25, 4.0], c=["a", "b", "a"])
+    data = encoder.to_json().encode()
+    for place in range(len(data)):
+        flipped = bytearray(data)
+        flipped[place] ^= 1
+        try:
+            found = Encoder.from_json(flipped.decode())
+        except (DataError, ConfigError, UnicodeDecodeError):
+            continue
+        assert found == encoder, place  # white space

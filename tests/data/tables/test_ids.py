@@ -98,6 +98,7 @@ def places(ids: list[str], split: dict[str, np.ndarray]) -> dict[str, str]:
     return {ids[i]: name for name, part in split.items() for i in part}
 
 
+@pytest.mark.slow
 @steady
 @given(names, st.integers(0, 2**31), st.randoms(use_true_random=False))
 def test_a_split_does_not_move_with_more_rows_or_another_order(ids: list[str], seed: int, random: object) -> None:
@@ -132,6 +133,7 @@ def test_shares_come_out_about_right() -> None:
     }
 
 
+@pytest.mark.slow
 @steady
 @given(names, st.integers(0, 100), st.data())
 def test_stratified_shares_of_every_class_are_exact_to_a_row(ids: list[str], seed: int, data: st.DataObject) -> None:

@@ -19,8 +19,8 @@ import pytest
 from cryptography import x509
 from meetings import (  # noqa: F401
     OTHER,
-    PATIENCE,
     SECONDS,
+    TIMEOUTS,
     VICTIM,
     WAITING,
     Meeting,
@@ -187,7 +187,7 @@ def a_party_as_another(meeting: Guarded, ready: Path) -> None:
 
 
 def silent_stream(meeting: Guarded, ready: Path) -> None:
-    meeting.requests.patience = replace(PATIENCE, hello=0.5)
+    meeting.requests.timeouts = replace(TIMEOUTS, hello=0.5)
     rogue = Rogue(meeting, meeting.dial_as(identity(ready, VICTIM)))
     assert rogue.refused() == "no HELLO was received within 0.5 seconds."
     rogue.wire.close()
@@ -354,7 +354,7 @@ def test_silent_connections_stay_outside(guarded: Guarded, ready: Path) -> None:
 
 def test_more_silent_streams_than_there_is_room_for_keep_nobody_out(guarded: Guarded, ready: Path) -> None:
     """A stream costs the server a thread, so there is room for a few; who says no HELLO leaves it again."""
-    guarded.requests.patience = replace(PATIENCE, hello=0.5)
+    guarded.requests.timeouts = replace(TIMEOUTS, hello=0.5)
     wires = [guarded.dial_as(identity(ready, name)) for name in ("visitor", VICTIM, OTHER) for _ in range(8)]
     guarded.join(VICTIM)
     guarded.finish()
@@ -363,7 +363,7 @@ def test_more_silent_streams_than_there_is_room_for_keep_nobody_out(guarded: Gua
 
 
 def test_a_second_connection_under_a_live_name_waits_until_the_first_is_gone(guarded: Guarded, ready: Path) -> None:
-    guarded.join(VICTIM, lambda: guarded.dial_as(identity(ready, VICTIM)))
+    guarded.until_connected(OTHER)  # and it stays: nothing goes on before the victim is here
     # The same organisation twice: by hand, and as a member that dials again and again.
     double = make_member(guarded.config, OTHER, guarded.serving.folder / "double")
     wire = guarded.dial_as(identity(ready, OTHER))
@@ -375,10 +375,12 @@ def test_a_second_connection_under_a_live_name_waits_until_the_first_is_gone(gua
     assert frame.json() == {"code": "busy", "text": words}
     rogue.closed()
     wire.close()
+    guarded.join(VICTIM, lambda: guarded.dial_as(identity(ready, VICTIM)))
     guarded.finish()
 
 
 def test_a_member_that_is_there_already_dials_again_and_then_says_why(guarded: Guarded, ready: Path) -> None:
+    guarded.until_connected(OTHER)
     double = make_member(guarded.config, OTHER, guarded.serving.folder / "double")
     impatient = replace(WAITING, server=0.3)
     with pytest.raises(AbsentError, match=rf"could not be reached for 0 seconds \({OTHER} is connected already"):

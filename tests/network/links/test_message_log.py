@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from efvfl.errors import CheckpointError, WireError
+from efvfl.errors import CheckpointError, DamagedError, WireError
 from efvfl.network.links import message_log as journals
 from efvfl.network.links.frame import MAX_JSON, PIECE, Assembler, Frame, FrameKind, json_frame, pack, pieces, unpack
 from efvfl.network.links.message_log import MessageLog
@@ -24,6 +24,7 @@ from efvfl.wire.packet import DTYPES, Packet, number
 
 ENTRIES = [b"first", b"", b"\x00" * 40, b"last entry"]
 HEAD = journals._HEAD.size  # bytes before an entry
+MARK = len(journals.MARK)  # bytes at the start of a segment
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +78,7 @@ def test_an_empty_log_starts_where_its_owner_does(tmp_path: Path) -> None:
 
 def test_it_is_the_same_after_it_is_opened_again(tmp_path: Path) -> None:
     log = filled(tmp_path, start=5)
-    log.settle()
+    log.flush()
     log.append(9, b"in a second segment")
     again = MessageLog(tmp_path)  # the first one was never closed, as after SIGKILL
     assert contents(again) == contents(log)
@@ -120,7 +121,7 @@ def test_a_gap_that_is_announced_is_kept(tmp_path: Path) -> None:
 def test_a_segment_goes_with_its_gap(tmp_path: Path) -> None:
     log = filled(tmp_path)
     log.append(7, b"seven", gap=True)
-    log.settle()
+    log.flush()
     log.append(12, b"twelve", gap=True)
     log.forget(7)
     assert log.start == 0
@@ -146,7 +147,7 @@ def test_forgetting_drops_whole_segments_and_their_files(tmp_path: Path) -> None
     for place in range(9):
         log.append(place, bytes((place,)))
         if place % 3 == 2:
-            log.settle()
+            log.flush()
     assert segments(tmp_path) == ["000000000000.log", "000000000003.log", "000000000006.log"]
     log.forget(2)
     assert log.start == 0
@@ -181,7 +182,7 @@ def test_a_file_that_cannot_be_removed_costs_nothing_but_space(tmp_path: Path, m
     for place in range(6):
         log.append(place, bytes((place,)))
         if place % 2:
-            log.settle()
+            log.flush()
     unlink = Path.unlink
 
     def busy(path: Path, missing_ok: bool = False) -> None:
@@ -198,7 +199,7 @@ def test_a_file_that_cannot_be_removed_costs_nothing_but_space(tmp_path: Path, m
 def test_a_tail_torn_at_any_byte_leaves_the_entries_before_it(tmp_path: Path) -> None:
     filled(tmp_path / "whole")
     data = (tmp_path / "whole" / "000000000000.log").read_bytes()
-    ends = np.cumsum([HEAD + len(entry) for entry in ENTRIES]).tolist()
+    ends = (MARK + np.cumsum([HEAD + len(entry) for entry in ENTRIES])).tolist()
     assert ends[-1] == len(data)
     for length in range(len(data) + 1):
         folder = tmp_path / str(length)
@@ -212,23 +213,95 @@ def test_a_tail_torn_at_any_byte_leaves_the_entries_before_it(tmp_path: Path) ->
         assert contents(MessageLog(folder)) == dict(enumerate(ENTRIES))
 
 
-def test_a_byte_that_changed_on_disk_is_never_read_as_an_entry(tmp_path: Path) -> None:
-    log = filled(tmp_path / "whole")
-    log.settle()
-    log.append(4, b"second segment")
-    for name in segments(tmp_path / "whole"):
+def two_segments(folder: Path) -> dict[int, bytes]:
+    """Leave a log of two segments, of two entries and three, and return what is in it."""
+    log = filled(folder, ENTRIES[:2])
+    log.flush()
+    for place, data in enumerate([*ENTRIES[2:], b"of the second segment"], 2):
+        log.append(place, data)
+    log.close()
+    return contents(log)
+
+
+@pytest.mark.attack(
+    by="a disk",
+    tries="flips a bit of a message log, at each of its 232 bytes",
+    outcome="the file is set aside and the entry named, and no other segment is touched; a torn end is dropped",
+)
+def test_a_bit_that_changed_on_disk_is_named_and_nothing_else_is_lost(tmp_path: Path) -> None:
+    whole = two_segments(tmp_path / "whole")
+    first, second = segments(tmp_path / "whole")
+    for name in (first, second):
         data = (tmp_path / "whole" / name).read_bytes()
+        tail = len(data) - HEAD - len(b"of the second segment")  # where the last entry begins
         for place in range(len(data)):
             folder = tmp_path / f"{name}-{place}"
             shutil.copytree(tmp_path / "whole", folder)
             spoilt = bytearray(data)
-            spoilt[place] ^= 0x41
+            spoilt[place] ^= 1 << place % 8
             (folder / name).write_bytes(spoilt)
-            opened = MessageLog(folder)
-            whole = dict(enumerate([*ENTRIES, b"second segment"]))
-            for entry, found in contents(opened).items():
-                assert whole[entry] == found
-            assert len(contents(opened)) < len(whole)
+            if name == second and place >= tail:  # as if a crash had torn it: it is made again
+                assert contents(MessageLog(folder)) == {n: whole[n] for n in range(4)}
+                continue
+            with pytest.raises(DamagedError, match=rf"{name} is damaged: entry \d|expected b'efvflog2' .*{name}"):
+                MessageLog(folder)
+            aside = name if place < MARK else f"{name}.damaged"
+            assert (folder / aside).read_bytes() == bytes(spoilt)
+            other = {first, second} - {name}
+            assert all((folder / n).read_bytes() == (tmp_path / "whole" / n).read_bytes() for n in other)
+
+
+def test_the_entry_that_changed_on_disk_is_named(tmp_path: Path) -> None:
+    two_segments(tmp_path)
+    path = tmp_path / "000000000002.log"
+    spoilt = bytearray(path.read_bytes())
+    spoilt[MARK + HEAD + len(ENTRIES[2]) + HEAD] ^= 1  # in entry 3
+    path.write_bytes(spoilt)
+    with pytest.raises(DamagedError, match=r"entry 3 in it, at byte 76, .* set aside as 000000000002.log.damaged"):
+        MessageLog(tmp_path)
+
+
+def test_a_log_goes_on_without_the_segment_that_was_set_aside(tmp_path: Path) -> None:
+    """Older entries are behind a gap then, and of no use; newer ones are all there."""
+    log = MessageLog(tmp_path)
+    for place in range(6):
+        log.append(place, bytes((place,)))
+        if place % 2:
+            log.flush()
+    (tmp_path / "000000000002.log").rename(tmp_path / "000000000002.log.damaged")
+    again = MessageLog(tmp_path)
+    assert (again.start, again.end) == (4, 6)
+    assert contents(again) == {4: b"\x04", 5: b"\x05"}
+    assert again.append(6, b"on")
+    again.flush()
+    again.forget(6)
+    assert segments(tmp_path) == ["000000000002.log.damaged", "000000000006.log"]
+    assert contents(MessageLog(tmp_path)) == {6: b"on"}
+
+
+def test_an_entry_that_changes_after_the_log_was_opened_is_not_read(tmp_path: Path) -> None:
+    log = filled(tmp_path)
+    path = tmp_path / "000000000000.log"
+    path.write_bytes(path.read_bytes().replace(b"first", b"worst"))
+    with pytest.raises(DamagedError, match=r"000000000000.log is damaged: entry 0 "):
+        log.read(0)
+    assert log.read(3) == ENTRIES[3]
+
+
+def test_a_log_of_another_version_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "000000000000.log"
+    path.write_bytes(bytes(40))
+    with pytest.raises(DamagedError, match=r"another version of efvfl"):
+        MessageLog(tmp_path)
+    assert path.read_bytes() == bytes(40)
+
+
+def test_only_the_last_segment_can_be_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed process left in the kernel is on the disk before the next one begins a segment."""
+    filled(tmp_path)
+    names = synced(monkeypatch)
+    MessageLog(tmp_path)
+    assert names == ["000000000000.log", tmp_path.name]
 
 
 def test_junk_after_the_last_entry_is_cut_away(tmp_path: Path) -> None:
@@ -258,7 +331,7 @@ class FullDisk(io.FileIO):
 
 
 def full(monkeypatch: pytest.MonkeyPatch, room: int, raises: bool) -> None:
-    def opened(path: Path, mode: str, buffering: int = -1) -> Any:
+    def opened(path: Path, mode: str, buffering: int = -1, opener: Any = None) -> Any:
         if mode == "rb":
             return open(path, mode)
         made = FullDisk(path, mode)
@@ -274,7 +347,7 @@ def test_a_full_disk_is_an_error_and_earlier_entries_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, raises: bool
 ) -> None:
     log = filled(tmp_path)
-    log.settle()
+    log.flush()
     with monkeypatch.context() as patch:
         full(patch, room, raises)
         with pytest.raises(CheckpointError, match=r"cannot write the log .*000000000004.log: .* Nothing was sent"):
@@ -290,7 +363,7 @@ def test_a_full_disk_is_an_error_and_earlier_entries_stay(
 
 def test_an_entry_written_after_a_failed_one_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = filled(tmp_path)
-    log.settle()
+    log.flush()
     with monkeypatch.context() as patch:
         full(patch, HEAD + 3, raises=True)
         with pytest.raises(CheckpointError):
@@ -299,7 +372,7 @@ def test_an_entry_written_after_a_failed_one_survives(tmp_path: Path, monkeypatc
         assert isinstance(disk, FullDisk)
         disk.room, disk.raises = 1000, False
         assert log.append(4, b"fits")
-    log.settle()
+    log.flush()
     assert contents(MessageLog(tmp_path)) == dict(enumerate([*ENTRIES, b"fits"]))
 
 
@@ -312,7 +385,7 @@ def failing(code: int) -> Callable[..., Any]:
 
 def test_a_log_that_cannot_be_begun_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = filled(tmp_path)
-    log.settle()
+    log.flush()
     with monkeypatch.context() as patch:
         patch.setattr(journals, "open", failing(errno.ENOSPC), raising=False)
         with pytest.raises(CheckpointError, match="No space left"):
@@ -327,7 +400,7 @@ def test_a_disk_that_does_not_keep_its_word_is_an_error(tmp_path: Path, monkeypa
     log = filled(tmp_path)
     monkeypatch.setattr(os, "fsync", failing(errno.EIO))
     with pytest.raises(CheckpointError, match="cannot write the log"):
-        log.settle()
+        log.flush()
     assert contents(log) == dict(enumerate(ENTRIES))
 
 
@@ -347,9 +420,9 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_settling_awaits_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = filled(tmp_path / "log")
     names = synced(monkeypatch)
-    log.settle()
+    log.flush()
     assert names == ["000000000000.log", "log"]
-    log.settle()  # nothing new
+    log.flush()  # nothing new
     assert len(names) == 2
 
 
@@ -360,7 +433,7 @@ def test_settling_awaits_entries_of_before_a_crash_too(tmp_path: Path, monkeypat
     log = MessageLog(tmp_path)
     for place, data in enumerate(ENTRIES):
         assert not log.append(place, data)
-    log.settle()
+    log.flush()
     assert "000000000000.log" in names
 
 

@@ -24,13 +24,10 @@ from cryptography import x509
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import Network, process_of
-from torch import Tensor
+from services import AWAY, BRIEF, NAMES, PATIENTLY, TOKEN, Running, Trained, check, error
 from warm_processes import PATIENT, Process
 
-from efvfl import Federation
 from efvfl.cli.main import main
-from efvfl.config import run_file as configs
-from efvfl.config.run_file import RunConfig
 from efvfl.errors import ConfigError
 from efvfl.network.identity import authority, certificates
 from efvfl.network.links.connections import Hooks
@@ -38,177 +35,12 @@ from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.frame import Frame, FrameKind
 from efvfl.network.links.grpc import dial
 from efvfl.network.ops import audit_log
-from efvfl.network.predict import batcher, http_app, service
+from efvfl.network.predict import batcher, service
 from efvfl.network.predict.batcher import PredictionBatcher, ServiceSettings
 from efvfl.network.predict.cache import RepresentationCache
 from efvfl.network.predict.prediction import Declined, prediction_columns
 from efvfl.network.training.questions import lacking
 from efvfl.util import checkpoint
-
-FILE = """
-epochs = 1
-batch_size = 48
-data = { subset = 120, validation = 0.03, test = 0.02 }
-model = { width = 4 }
-observe_gradient = false
-"""
-TOKEN = "t" * 40
-BRIEF = 0.3  # seconds for a request that shall not be answered
-PATIENTLY = ServiceSettings(timeout=PATIENT)
-NAMES = ["top-left", "top-right", "bottom-left", "bottom-right"]
-AWAY = "top-right"
-
-
-class Trained:
-    """A federation after its training: its folders, and the same network in one process."""
-
-    def __init__(self, folder: Path, label_holder: str = "") -> None:
-        self.folder = folder
-        self.file = folder / "fed.toml"
-        self.file.write_text(f'label_holder = "{label_holder}"\n{FILE}')
-        self.config: RunConfig = configs.load(self.file)
-        self.whole: Federation = networks.federation(self.config)
-        list(self.whole.train(1, gradient=False))
-        networks.networked(self.config, folder)
-        authority.make(folder / "certs", [certificates.SERVER, *NAMES, "scoring"], hosts=["127.0.0.1"])
-        self.ids = [
-            f"{s}:{n}" for s in ("train", "validation", "test") for n in range(len(self.whole.splits[s].labels))
-        ]
-
-    def columns(self, ids: list[str]) -> list[Tensor]:
-        places = [(split, int(number)) for split, _, number in (i.partition(":") for i in ids)]
-        return [torch.stack([self.whole.splits[s].features[k][n] for s, n in places]) for k in range(len(NAMES))]
-
-    def shares(self, ids: list[str]) -> Tensor:
-        return torch.softmax(self.whole.predict(self.columns(ids)).double(), dim=1)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return Trained(tmp_path_factory.mktemp("trained"))
-
-
-class Running:
-    """A service in threads, and clients of it."""
-
-    def __init__(
-        self, trained: Trained, folder: Path, settings: ServiceSettings, names: frozenset[str] = frozenset()
-    ) -> None:
-        self.trained = trained
-        self.network = Network(trained.config, folder, lives=2)
-        self.network.revive = False
-        serving = self.network.serving
-        assert serving is not None
-        assert serving.finished
-        self.asked: list[tuple[str, list[str]]] = []  # questions by party
-        serving.requests.hooks = replace(serving.requests.hooks, on_frame=self._on_frame)
-        self.batcher = PredictionBatcher(serving, settings)
-        self.certs = trained.folder / "certs"
-        server = self.certs / "server"
-        self.access = http_app.AccessControl(
-            TOKEN, names, server.with_suffix(".crt"), server.with_suffix(".key"), self.certs / "ca.crt"
-        )
-        self.listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"https://127.0.0.1:{self.listening.getsockname()[1]}"
-        self.worker = threading.Thread(target=self.batcher.run)
-        self.server = http_app.make_server(http_app.make_app(self.batcher, self.access), self.access, 5.0)
-        self.web = threading.Thread(target=http_app.serve, args=(self.server, self.listening))
-        self.worker.start()
-        self.web.start()
-        self.clients: list[httpx.Client] = []
-
-    def _on_frame(self, name: str, direction: str, frame: Frame) -> None:
-        if frame.kind == FrameKind.ASK:
-            self.asked.append((name, json.loads(frame.body).get("ids", [])))
-
-    def client(self, token: str = TOKEN, certificate: str = "") -> httpx.Client:
-        context = ssl.create_default_context(cafile=self.certs / "ca.crt")
-        if certificate:
-            context.load_cert_chain(self.certs / f"{certificate}.crt", self.certs / f"{certificate}.key")
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.clients.append(httpx.Client(base_url=self.url, verify=context, headers=headers, timeout=PATIENT))
-        return self.clients[-1]
-
-    def predict(self, ids: list[str]) -> httpx.Response:
-        return self.client().post("/predict", json={"ids": ids})
-
-    def until(self, done: Callable[[], bool]) -> None:
-        ends = time.monotonic() + PATIENT
-        while not done():
-            assert time.monotonic() < ends
-            time.sleep(0.01)
-
-    def decline(self, ids: list[str]) -> list[str]:
-        """Ask for what cannot be answered, with little time for it; return who is said to be missing."""
-        before = self.batcher.settings
-        self.batcher.settings = replace(before, timeout=BRIEF)
-        answer = error(self.predict(ids), 503)
-        self.batcher.settings = before
-        assert f"{', '.join(answer['missing'])} did not answer in time" in answer["error"]
-        return list(answer["missing"])
-
-    def health(self) -> Any:
-        return self.client(token="").get("/health").json()
-
-    def join(self, *names: str) -> None:
-        for name in names or NAMES:
-            self.network.join(name)
-        self.until(lambda: all(self.health()["parties"][name] for name in names or NAMES))
-
-    def leave(self, *names: str) -> None:
-        for name in names or NAMES:
-            self.network.joinings[name].stopping.set()
-            self.network.futures[name].exception(PATIENT)
-            process_of(self.network.joinings[name]).message_log.close()
-        self.until(lambda: not any(self.health()["parties"][name] for name in names or NAMES))
-
-    def close(self) -> None:
-        for client in self.clients:
-            client.close()
-        self.server.should_exit = True
-        self.web.join()
-        self.batcher.stop()
-        self.worker.join()
-        self.network.__exit__()
-        assert self.batcher.error is None
-
-
-@pytest.fixture
-def start(trained: Trained, tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    running: list[Running] = []
-
-    def run(
-        settings: ServiceSettings | None = None, names: frozenset[str] = frozenset(), of: Trained = trained
-    ) -> Running:
-        for one in running:
-            one.close()
-        running.clear()
-        if not (tmp_path / "server").exists():
-            for folder in ("server", *NAMES):
-                if (of.folder / folder).exists():
-                    shutil.copytree(of.folder / folder, tmp_path / folder)
-        running.append(Running(of, tmp_path, settings or PATIENTLY, names))
-        return running[-1]
-
-    yield run
-    for one in running:
-        one.close()
-
-
-def check(response: httpx.Response, trained: Trained, ids: list[str]) -> None:
-    """The answer is what the network in one process says of these rows."""
-    assert response.status_code == 200, response.text
-    rows, shares = response.json()["predictions"], trained.shares(ids)
-    assert [row["id"] for row in rows] == ids
-    assert [row["prediction"] for row in rows] == shares.argmax(dim=1).tolist()
-    np.testing.assert_allclose([row["probabilities"] for row in rows], shares.numpy(), atol=1e-6)
-    assert not any("fallback" in row for row in rows)
-
-
-def error(response: httpx.Response, status: int) -> Any:
-    assert response.status_code == status, response.text
-    return response.json()
-
 
 # What is predicted.
 
@@ -234,6 +66,9 @@ def test_the_label_holders_own_party_takes_part(
     running = start(replace(PATIENTLY, warm=True), of=own)
     running.join(*NAMES[1:])
     running.until(lambda: running.health()["warm"])
+    asked = len(running.asked)
+    assert error(running.predict(["test:0", "nobody"]), 404)["unknown"] == ["nobody"]
+    assert len(running.asked) == asked  # what the label holder's own party lacks need not be asked of the others
     running.leave(*NAMES[1:])
     check(running.predict(own.ids), own, own.ids)
 
@@ -297,6 +132,35 @@ def test_many_requests_at_a_time(start: Callable[..., Running], trained: Trained
             check(answer, trained, ids)
 
 
+def test_the_service_and_predict_give_a_row_the_same_bits(start: Callable[..., Running], trained: Trained) -> None:
+    """Whatever it is asked with: `efvfl predict` asks for many rows at a time, a client for one."""
+    running = start(replace(PATIENTLY, source="live"))
+    running.join()
+    ids = trained.ids[:50]
+    found: dict[str, set[tuple[float, ...]]] = {i: set() for i in ids}
+    for size in (1, 3, 17, 50):
+        for asked in (ids[:size], ids[-size:]):
+            for row in running.predict(asked).json()["predictions"]:
+                found[row["id"]].add(tuple(row["probabilities"]))
+    running.batcher.stop()  # then its thread asks no more, and the parties can be asked from here
+    running.worker.join()
+    serving = running.network.serving
+    assert serving is not None
+    serving.requests.stopping.clear()
+    columns = prediction_columns(serving.predict(ids), trained.config.loss)
+    for i, shares in zip(ids, columns["probabilities"], strict=True):
+        assert found[i] == {tuple(shares)}
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy"])
+def test_a_probability_does_not_depend_on_its_place(loss: str) -> None:
+    output = torch.randn(203, 3 if loss == "cross_entropy" else 1, generator=torch.Generator().manual_seed(1)).double()
+    key = "probabilities" if loss == "cross_entropy" else "probability"
+    whole = prediction_columns(output, loss)[key]
+    for size in range(1, 203):
+        assert prediction_columns(output[:size], loss)[key][-1] == whole[size - 1], size
+
+
 def test_small_writes_are_not_held_back(start: Callable[..., Running]) -> None:
     """Or every answer takes 40 ms: the client's confirmation of the head is waited for before the body is sent."""
     running = start()
@@ -352,9 +216,9 @@ def test_what_an_output_means(loss: str, output: list[list[float]], expected: di
 def test_ids_that_nobody_holds(start: Callable[..., Running], trained: Trained) -> None:
     running = start()
     running.join()
-    body = b'{"ids": ["test:0", "nobody", "test:1", "\\ud83d\\ude00 \\ud800", "nobody"]}'  # half a character too
+    body = b'{"ids": ["test:0", "nobody", "test:1", "\\ud83d\\ude00", "nobody"]}'
     answer = error(running.client().post("/predict", content=body), 404)
-    assert answer["unknown"] == ["nobody", "\U0001f600 \ud800"]
+    assert answer["unknown"] == ["nobody", "\U0001f600"]
     assert "2 ids are not held by top-left, " in answer["error"]
     check(running.predict(["test:0", "test:1"]), trained, ["test:0", "test:1"])
 
@@ -620,6 +484,8 @@ def test_a_token_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
         (["--tls-cert", "a"], "--tls-cert and --tls-key belong together"),
         (["--tls-cert", "absent.crt", "--tls-key", "absent.key"], "cannot use absent.crt with absent.key"),
         (["--timeout", "0"], "expected --timeout and --cache-rows above 0, got 0 and 1000000"),
+        (["--timeout", "inf"], "expected --timeout and --cache-rows above 0, got inf and 1000000"),
+        (["--quota", "-1"], "expected --quota and --unknown-quota of at least 0, got -1 and 1000"),
         (["--warm", "--source", "live"], "--warm fetches rows to cache them"),
         (["--dir", "empty"], "is not finished: run `efvfl serve "),
     ],
@@ -637,6 +503,29 @@ def test_a_command_that_cannot_be(
     common = ["--dir", "server", "--certs", str(trained.folder / "certs"), "--address", "127.0.0.1:0"]
     assert main(["serve-predictions", str(trained.file), *common, *arguments]) == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.attack(
+    by="another user of the machine",
+    tries="reads the service's own TLS key, which is left with mode 644",
+    outcome="the service refuses to start and says which chmod to run",
+)
+def test_a_tls_key_that_others_can_read(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained.folder / "server", tmp_path / "server")
+    for ending in ("crt", "key"):
+        shutil.copy(trained.folder / "certs" / f"server.{ending}", tmp_path / f"own.{ending}")
+    (tmp_path / "own.key").chmod(0o644)
+    words = ["--dir", "server", "--certs", str(trained.folder / "certs"), "--address", "127.0.0.1:0"]
+    words += ["--listen", "127.0.0.1:0", "--tls-cert", "own.crt", "--tls-key", "own.key"]
+    # Code that does not refuse would go on to serve.
+    monkeypatch.setattr(service, "run", lambda *arguments: None)
+    assert main(["serve-predictions", str(trained.file), *words]) == 2
+    assert "(mode 644). Run `chmod 600 own.key`." in capsys.readouterr().err
+    (tmp_path / "own.key").chmod(0o600)
+    assert main(["serve-predictions", str(trained.file), *words]) == 0
 
 
 def test_certificates_for_clients_and_further_names_of_the_server(trained: Trained, tmp_path: Path) -> None:

@@ -307,7 +307,7 @@ def test_a_party_that_is_away_to_the_end_is_told_so(tmp_path: Path) -> None:
         tmp_path, stale_config(), 6, 24, lambda serving: outputs.append(serving.predict_split("test"))
     )
     assert serving.records[-1].absent[AWAY][-1][1] == 23
-    assert len(outputs[0]) == len(serving.holding.ids["test"])  # and it can be asked, with the model it has
+    assert len(outputs[0]) == len(serving.data.ids["test"])  # and it can be asked, with the model it has
     assert parties[AWAY].step < 24
 
 

@@ -24,14 +24,14 @@ def test_a_party_whose_reply_was_lost_is_welcome_while_the_next_request_is_out(
     def lose(member: Watched, number: int) -> None:
         if member.name == AWAY and number == 5 and not lost:
             lost.append(number)
-            gone.append(lab.serving.requests.links[AWAY])
+            gone.append(lab.serving.requests.connections[AWAY])
             lab.blocked.add(AWAY)
             raise LinkError("the reply is lost")
 
     def dawdle(member: Watched, number: int) -> None:
         if member.name != AWAY and number == 6 and AWAY in lab.blocked:
             lab.blocked.discard(AWAY)
-            while lab.serving.requests.links.get(AWAY) in (None, *gone):  # until the other one has dialled again
+            while lab.serving.requests.connections.get(AWAY) in (None, *gone):  # until the other one has dialled again
                 time.sleep(0.005)
 
     lab.after, lab.before = lose, dawdle
@@ -67,7 +67,7 @@ def test_server_and_party_may_die_together_after_sync(tmp_path: Path, case: str)
         if AWAY in lab.dead:
             lab.restart_server()
             lab.revive(AWAY)
-            lab.serving.requests._wait(lambda: len(lab.serving.requests.links) == len(lab.names))
+            lab.serving.requests._wait(lambda: len(lab.serving.requests.connections) == len(lab.names))
 
     def look() -> None:
         lab_look()

@@ -17,7 +17,7 @@ import pytest
 import torch
 import worker_scenes
 from meetings import same
-from networks import PATIENCE, WAITING, process_of
+from networks import TIMEOUTS, WAITING, process_of
 from ports import free_port
 from problems import close
 from torch import Tensor
@@ -250,7 +250,7 @@ def train(folder: Path, restarts: int = 0, watch: Callable[[Torchrun, int], None
     """Train with north under torchrun; `watch` is called with the step while the server waits."""
     file = write(folder)
     config = configs.load(file)
-    serving = ServerProcess(config, participant_data.load(config, folder, ""), folder / "server", PATIENCE)
+    serving = ServerProcess(config, participant_data.load(config, folder, ""), folder / "server", TIMEOUTS)
     limit = build.frame_limit(serving.plan)
     listening, port = listen("127.0.0.1:0", None, limit, 2, serving.requests.accept)
     south = joining(file, "south", port)

@@ -103,11 +103,12 @@ def follow(options: SessionOptions, name: str, config: RunConfig, console: Conso
 def lead(options: SessionOptions, config: RunConfig, console: Console, stack: ExitStack) -> None:
     """Align as the label holder; what is opened is closed with the stack."""
     _check_parties(config)
+    _check_stratify(config)
     local = read_tables(config, options.file.parent, "")
     credentials, folder = options.credentials_of(certificates.SERVER), options.folder_of(certificates.SERVER)
     setup.lock(folder, stack)
     audit = setup.open_audit_log(folder, stack)
-    timeouts = ServerTimeouts(absent=config.network.absent_seconds)
+    timeouts = ServerTimeouts(absent=config.network.absent_seconds, silent=config.network.silent_seconds)
     hooks = Hooks(audit.record, lambda: tick(progress, audit))
     server = AlignmentServer(config, local.ids, local.labels, folder, timeouts, hooks)
     requests = server.requests
@@ -134,6 +135,17 @@ def _check_parties(config: RunConfig) -> list[str]:
     if not set(names) - {config.label_holder}:
         raise ConfigError("nobody is there to align with: the file needs a [[party]] for every party.")
     return names
+
+
+def _check_stratify(config: RunConfig) -> None:
+    """Refuse splits that tell parties labels: classes must be cut in an order that only the label holder knows."""
+    private = config.agreement.labels == "private"
+    if private and config.data.stratify and config.private_seed in (None, config.seed):
+        raise ConfigError(
+            "data.stratify with private labels needs a private_seed at the top level of the label holder's own file, "
+            "because parties that know the seed would read labels off the splits: set it to a random number (python -c "
+            "'import secrets; print(secrets.randbits(63))'), or leave stratify out."
+        )
 
 
 @contextlib.contextmanager
@@ -206,7 +218,7 @@ class ProgressDisplay:
     def say(self, text: str, **more: Any) -> None:
         """Show an event."""
         if self.mode == "live":
-            self.console.print(text, soft_wrap=True, highlight=False)
+            self.console.print(text, soft_wrap=True, highlight=False, markup=False)
         else:
             self._lines.say(text, **more)
 

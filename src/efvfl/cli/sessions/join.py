@@ -10,7 +10,7 @@ from rich.console import Console
 
 from efvfl.cli.sessions import setup
 from efvfl.config.run_file import RunConfig
-from efvfl.errors import ConfigError, nearest
+from efvfl.errors import ConfigError, ProtocolError, nearest
 from efvfl.network import handshake
 from efvfl.network.links.dialling import Dialler, PartyTimeouts
 from efvfl.network.ops.session import SessionOptions, stop_on_signal, tick
@@ -23,7 +23,9 @@ from efvfl.network.workers import worker_group
 
 def join(options: SessionOptions, name: str, config: RunConfig, console: Console, stack: ExitStack) -> None:
     """Take part as the named party until the server ends the run; what is opened is closed with the stack."""
-    folder, network = options.folder_of(name), config.network
+    folder, network, limits = options.folder_of(name), config.network, config.of(name).limits
+    if not worker_group.rank():
+        setup.lock(folder, stack)  # first of all: it makes the folder, for nobody else to read
     data = participant_data.load(config, options.file.parent, name, folder)
     if name not in data.names:
         raise ConfigError(f"{name!r} is not a party of this federation. {nearest(name, data.names)}")
@@ -38,13 +40,12 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
     party = build.build_party(config, plan, data, name)
     if workers := worker_group.workers_of(party):
         stack.push(workers.leave)
-    setup.lock(folder, stack)
     process = PartyProcess(
         party,
         folder,
         handshake.about(config, name, data.names, data.trained_ids),
-        questions.QuestionHandler(party, data),
-        config.of(name).limits,
+        questions.QuestionHandler(party, data, limits.train_rows),
+        limits,
         CheckpointPolicy(network),
     )
     stack.callback(process.message_log.close)
@@ -74,4 +75,6 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
     )
     with stop_on_signal(dialler.stopping):
         dialler.run()
+    if process.diverged:
+        raise ProtocolError(handshake.diverged([name]))
     status.say(f"Done after {party.step:,} steps. What left the building: efvfl audit {folder}")

@@ -67,9 +67,11 @@ class PredictionFile:
 
 def train(options: SessionOptions, config: RunConfig, console: Console, stack: ExitStack) -> None:
     """Train with the parties that join; what is opened is closed with the stack."""
-    data = _load_data(options, config)
     if not config.label_holder:
         worker_group.refuse("serve")
+    if not worker_group.rank():
+        setup.lock(options.folder_of(certificates.SERVER), stack)
+    data = _load_data(options, config)
     if worker_group.rank():
         setup.work(config, data, config.label_holder)
         return
@@ -85,13 +87,15 @@ def predict(
     options: SessionOptions, wanted: PredictionFile, config: RunConfig, console: Console, stack: ExitStack
 ) -> None:
     """Predict rows with the parties that join, and write a file; what is opened is closed with the stack."""
+    setup.lock(options.folder_of(certificates.SERVER), stack)
     data = _load_data(options, config)
     ids = wanted.read_ids(data)
     session = _open(options, config, data, console, stack, trained=True)
     session.listen(options, stack)
     process = session.process
     with stop_on_signal(process.requests.stopping):
-        output = process.predict_split(wanted.split) if wanted.split else process.predict(process.in_one_form(ids))
+        # By id also for a split: the service asks so too, and both give a row the same prediction to the last bit.
+        output = process.predict(ids if wanted.split else process.in_one_form(ids))
         write_predictions(wanted.out, ids, output, config.loss, data.class_names)
         session.status.say(f"Predictions of {len(ids):,} rows: {wanted.out}")
         _finish(process)
@@ -105,6 +109,7 @@ def serve_predictions(
     stack: ExitStack,
 ) -> None:
     """Predict rows for clients until a signal stops the service; what is opened is closed with the stack."""
+    setup.lock(options.folder_of(certificates.SERVER), stack)
     session = _open(options, config, _load_data(options, config), console, stack, trained=True)
     endpoint = service.prepare(wanted, session.process.folder, stack)
     session.listen(options, stack)
@@ -153,15 +158,14 @@ def _open(
     stack: ExitStack,
     trained: bool = False,
 ) -> _Session:
-    """Lock the folder and continue from what is in it; `trained` refuses a training that is not finished."""
+    """Continue from what is in the folder, which is locked; `trained` refuses a training that is not finished."""
     folder, network = options.folder_of(certificates.SERVER), config.network
     credentials = options.credentials_of(certificates.SERVER)
     setup.warn_without_private_seed(config)
     if config.protect.on and config.private_seed is None:
         raise ConfigError("[protect] is on, but its noise would follow from the shared seed: set private_seed.")
-    setup.lock(folder, stack)
     audit = setup.open_audit_log(folder, stack)
-    timeouts = ServerTimeouts(absent=network.absent_seconds, stale=network.stale_seconds)
+    timeouts = ServerTimeouts(absent=network.absent_seconds, stale=network.stale_seconds, silent=network.silent_seconds)
     status = StatusLine(options.status, console, lambda: _state(process, audit))
     stack.callback(status.close)
     hooks = Hooks(audit.record, lambda: tick(status, audit, process.workers))

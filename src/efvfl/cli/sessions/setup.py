@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
-from rich.console import Console
-from rich.logging import RichHandler
 
-from efvfl.config import run_file
+from efvfl.config import run_file, user_code
 from efvfl.config.run_file import RunConfig
 from efvfl.network.identity.certificates import Credentials
 from efvfl.network.links.dialling import Dial
@@ -21,7 +18,9 @@ from efvfl.network.links.grpc import dial, listen, port_of
 from efvfl.network.links.requests import Requests
 from efvfl.network.ops.audit_log import AuditLog
 from efvfl.network.ops.lock import Lock
+from efvfl.network.ops.open_files import raise_limit
 from efvfl.network.ops.session import SessionOptions, handle_signals
+from efvfl.network.ops.terminal_log import log_handler
 from efvfl.network.training import build
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.workers import worker_group
@@ -36,14 +35,14 @@ def start(
 
     `single_process` names a command that torchrun must not start several times.
     """
+    raise_limit()
     config = run_file.load(options.file)
     if single_process:
         worker_group.refuse(single_process)
     if device:
         config = run_file.on_device(config, device)
-    sys.path.insert(0, str(options.file.parent.resolve()))  # your own models may lie beside the file
-    console = RichHandler(console=Console(stderr=True), show_path=False) if options.status == "live" else None
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[console or logging.StreamHandler()])
+    user_code.look_in(options.file.parent)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[log_handler(options.status == "live")])
     if config.threads:
         torch.set_num_threads(config.threads)
     return config

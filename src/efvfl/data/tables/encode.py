@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -19,7 +20,7 @@ from efvfl.data.tables.values import kind_of
 from efvfl.errors import ConfigError, DataError, nearest
 
 Declared = Literal["number", "category", "boolean", "date"]
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,8 @@ class Encoder:
     def to_json(self) -> str:
         """Return the encoder as JSON; floats are restored exactly."""
         tables = [{"type": type(c).__name__.lower(), **asdict(c)} for c in self.columns]
-        return json.dumps({"version": VERSION, "columns": tables}, ensure_ascii=False, indent=1, allow_nan=False)
+        whole = {"version": VERSION, "columns": tables, "digest": _digest(tables)}
+        return json.dumps(whole, ensure_ascii=False, indent=1, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Encoder:
@@ -154,12 +156,19 @@ class Encoder:
             raise DataError(f"an encoder cannot be read: {error}. Fit it again from the training rows.") from error
         if not columns or len({c.name for c in columns}) < len(columns):
             raise DataError("expected unique columns in an encoder: fit it again from the training rows.")
+        if table.get("digest") != _digest(table["columns"]):
+            raise DataError("an encoder differs from its digest: the file was changed after it was written.")
         return cls(columns)
 
     def _ordered(self) -> tuple[list[Column], list[Category]]:
         """Return the columns that become numbers, and those that become codes."""
         coded = [c for c in self.columns if isinstance(c, Category) and c.embed]
         return [c for c in self.columns if not (isinstance(c, Category) and c.embed)], coded
+
+
+def _digest(tables: list[dict[str, Any]]) -> str:
+    """Return a digest of the columns of an encoder: a disk may change a digit without anybody noticing."""
+    return hashlib.blake2b(json.dumps(tables, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _column(entry: dict[str, Any]) -> Column:

@@ -18,6 +18,7 @@ from efvfl.data.tables.labels import Labels
 from efvfl.data.tables.splits import split_of, stratified
 from efvfl.data.tables.table import column, read
 from efvfl.errors import ConfigError, DataError
+from efvfl.util.rng import derive
 
 SPLITS = ("train", "validation", "test")
 
@@ -103,6 +104,16 @@ def shared_ids(tables: Iterable[Sequence[str]]) -> list[str]:
     return sorted(common, key=str.encode)
 
 
+def split_seed(config: RunConfig) -> int:
+    """Return the seed of the splits: the shared one, but with stratify the label holder's own.
+
+    Classes are cut one by one. Who knew the order in each of them would see from the splits which class a row is in.
+    """
+    if config.data.stratify and config.private_seed is not None:
+        return derive(config.private_seed, "stratify")
+    return config.seed
+
+
 def cut_ids(ids: Sequence[str], data: DataConfig, seed: int, labels: Tensor | None = None) -> dict[str, list[str]]:
     """Return the ids of every nonempty split."""
     shares = (data.validation, data.test)
@@ -144,7 +155,7 @@ def join(config: RunConfig, folder: Path) -> Joined:
     ids = shared_ids(everyone) if chosen.align != "none" else _same(everyone)
     values = target.labels(ids)
     classes = Labels.of(values, config.loss)
-    parts = cut_ids(ids, chosen, config.seed, classes.encode(values))
+    parts = cut_ids(ids, chosen, split_seed(config), classes.encode(values))
     encoders = {name: Encoder.fit(t.rows(parts["train"]), t.settings) for name, t in tables.items()}
     columns = {name: table.encoded(parts, encoders[name]) for name, table in tables.items()}
     labels = {split: classes.encode(target.labels(names)) for split, names in parts.items()}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable
 from typing import Any
 
 from efvfl.config.run_file import RunConfig
 from efvfl.errors import ProtocolError
 from efvfl.network import handshake
+from efvfl.network.align import sizes
 from efvfl.network.links.frame import PROTOCOL
 
 
@@ -24,6 +23,7 @@ def about(config: RunConfig, name: str) -> dict[str, Any]:
         "seed": config.seed,
         "shares": [config.data.validation, config.data.test],
         "stratify": config.data.stratify,
+        "ids": sizes.all_announced(config),
     }
     shared = json.loads(json.dumps(table))  # as it is when received
     return {"protocol": PROTOCOL, "name": name, "digest": handshake.digest(shared), "shared": shared, "rows": {}}
@@ -35,12 +35,3 @@ def compare(local: dict[str, Any], remote: dict[str, Any]) -> None:
     if not isinstance(shared, dict) or shared.get("task") != "align":
         raise ProtocolError("the server aligns tables: run `efvfl align` with --party first, and `efvfl join` after.")
     handshake.compare(local, remote)
-
-
-def order_digest(ids: Iterable[str], salt: bytes) -> bytes:
-    """Return one salted digest of ids in order."""
-    digest = hashlib.blake2b(key=salt, digest_size=32)
-    for name in ids:
-        code = name.encode()
-        digest.update(len(code).to_bytes(8, "little") + code)
-    return digest.digest()

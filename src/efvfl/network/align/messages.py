@@ -5,7 +5,6 @@ Numbers are LEB128. Bytes come from another organisation, so every length is che
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -13,27 +12,28 @@ from typing import Final
 from efvfl.errors import ProtocolError, WireError
 from efvfl.wire.packet import Reader, number
 
-POINT: Final = 33  # bytes of a point of the curve
+POINT: Final = 32  # bytes of a point of the curve
+TAG: Final = 16  # bytes
 SALT: Final = 16  # bytes
 DIGEST: Final = 16  # bytes
 MOST_SHARDS: Final = 1_024
 FRAME: Final = 64 << 20  # bytes that no frame of an alignment exceeds
-MOST_PARTS: Final = 64  # shards of one question
-MOST_POINTS: Final = FRAME // POINT // 4  # of all shards of one question: the answer has these and the party's own
+MOST_POINTS: Final = FRAME // POINT // 2  # of a shard on either side: an answer has both
 MOST_IDS: Final = 1 << 30
 DIGESTS: Final = 1 << 18  # of one answer
 ROWS: Final = 1 << 16  # of one part of the list
-BYTES: Final = 4 << 20  # of their ids; a part ends with the id that reaches it
+
+Place = tuple[int, int]  # a shard, and the place among the receiver's own points or digests there
 
 
 class AlignmentKind(IntEnum):
     """The kinds of questions: the first byte of a question and of its answer, distinct from those of training."""
 
-    SIZE = 2  # how many shards do you need?
+    SIZE = 2  # how many ids each side brings
     BLINDED = 3  # points of the label holder's ids; and back: the party's points, and those under both keys
     DIGESTS = 4  # the salted digests of the party's ids
-    ORDER = 5  # one salted digest of all the party's ids in order
-    ROWS = 6  # a part of the list of shared rows
+    ROWS = 5  # a part of the list of shared rows: where the party has them
+    SPLITS = 6  # a part of their splits
     VOID = 7  # there is no list, and why
 
 
@@ -76,44 +76,60 @@ def write(kind: AlignmentKind, *fields: int | bytes) -> bytes:
     return b"".join((bytes((kind,)), *(number(f) if isinstance(f, int) else f for f in fields)))
 
 
-def write_blinded(salt: bytes, shards: int, parts: Mapping[int, bytes]) -> bytes:
-    """Return a question about the ids in some shards, as points."""
-    fields = [f for shard, points in parts.items() for f in (shard, len(points) // POINT, points)]
-    return write(AlignmentKind.BLINDED, salt, shards, len(parts), *fields)
+@dataclass(frozen=True)
+class ShardQuestion:
+    """A question about the ids in one shard."""
 
+    salt: bytes  # of all shards of one alignment with one party
+    count: int  # ids that the label holder brings to all shards
+    shards: int
+    shard: int
+    points: list[bytes]
 
-def read_blinded(reader: Reader) -> tuple[bytes, int, dict[int, bytes]]:
-    """Return the salt, the number of shards, and the points in some of them."""
-    salt = reader.take(SALT, "a salt")
-    shards = bounded(reader, 1, MOST_SHARDS, "the number of shards")
-    parts: dict[int, bytes] = {}
-    for _ in range(bounded(reader, 1, MOST_PARTS, "the number of shards in a question")):
+    def to_bytes(self) -> bytes:
+        """Return the question as bytes."""
+        numbers = (self.count, self.shards, self.shard, len(self.points))
+        return write(AlignmentKind.BLINDED, self.salt, *numbers, *self.points)
+
+    @classmethod
+    def read(cls, reader: Reader) -> ShardQuestion:
+        """Read what takes up the rest of a question."""
+        salt = reader.take(SALT, "a salt")
+        count = bounded(reader, 1, MOST_IDS, "the number of ids")
+        shards = bounded(reader, 1, MOST_SHARDS, "the number of shards")
         shard = bounded(reader, 0, shards - 1, "a shard's index")
-        if shard in parts:
-            raise WireError(f"expected every shard once, got shard {shard} twice.")
-        parts[shard] = _points(reader, bounded(reader, 1, MOST_POINTS, "the number of a shard's points"))
-    reader.end("question")
-    return salt, shards, parts
+        points = _points(reader, bounded(reader, 1, MOST_POINTS, "the number of a shard's points"))
+        reader.end("question")
+        return cls(salt, count, shards, shard, points)
 
 
-def write_blinded_answer(parts: Mapping[int, tuple[bytes, bytes]]) -> bytes:
-    """Return an answer: for every shard, the party's points and the label holder's points under both keys."""
-    fields = [f for points, both in parts.values() for f in (len(points) // POINT, points, both)]
-    return write(AlignmentKind.BLINDED, *fields)
+def write_points(own: bytes, both: bytes) -> bytes:
+    """Return an answer about a shard: the party's points, and the label holder's points under both keys."""
+    return write(AlignmentKind.BLINDED, len(own) // POINT, own, both)
 
 
-def read_blinded_answer(data: bytes, asked: Mapping[int, bytes]) -> dict[int, tuple[bytes, bytes]]:
-    """Return, for every shard asked about, the party's points and ours under both keys."""
-    reader, parts = read_answer(data, AlignmentKind.BLINDED), {}
-    for shard, points in asked.items():
-        theirs = _points(reader, bounded(reader, 1, FRAME // POINT, "the number of a shard's points"))
-        parts[shard] = (theirs, _points(reader, len(points) // POINT))
+def read_points(data: bytes, theirs: int, asked: int) -> tuple[list[bytes], list[bytes]]:
+    """Return so many points of the party, and ours under both keys."""
+    reader = read_answer(data, AlignmentKind.BLINDED)
+    count = reader.number("the number of a shard's points")
+    if count != theirs:
+        raise WireError(f"expected {theirs:,} points, which the number of ids determines, got {count:,}.")
+    found = _points(reader, theirs), _points(reader, asked)
     reader.end("answer")
-    return parts
+    return found
 
 
-def _points(reader: Reader, count: int) -> bytes:
-    return reader.take(count * POINT, "a shard's points")
+def _points(reader: Reader, count: int) -> list[bytes]:
+    data = reader.take(count * POINT, "a shard's points")
+    return [data[i : i + POINT] for i in range(0, len(data), POINT)]
+
+
+def read_count(data: bytes, kind: AlignmentKind) -> int:
+    """Return the number that is all of an answer."""
+    reader = read_answer(data, kind)
+    count = bounded(reader, 0, MOST_IDS, "the number in an answer")
+    reader.end("answer")
+    return count
 
 
 def read_digests(data: bytes, start: int) -> tuple[int, list[bytes]]:
@@ -126,50 +142,67 @@ def read_digests(data: bytes, start: int) -> tuple[int, list[bytes]]:
 
 
 @dataclass(frozen=True)
-class ListPart:
-    """A part of the list of shared rows."""
+class PlacesPart:
+    """A part of the list of shared rows: where their receiver has them, which says nothing of their order."""
 
-    digest: bytes  # of the whole list
+    salt: bytes  # of the list
+    challenge: bytes  # a point: does the receiver hold the same list?
     total: int  # rows of the whole list
     start: int  # index of the first row here
-    splits: bytes  # a code for each row here
-    ids: list[str]  # for each row here; empty where all hold the same ids anyway
+    places: list[Place]  # increasing; empty where all hold the same ids anyway
 
     def to_bytes(self) -> bytes:
         """Return the part as a question."""
-        codes = [name.encode() for name in self.ids]
-        fields = [f for code in codes for f in (len(code), code)]
-        return write(
-            AlignmentKind.ROWS, self.digest, self.total, self.start, len(self.splits), self.splits, len(codes), *fields
-        )
+        numbers = [number for place in self.places for number in place]
+        head = (self.salt, self.challenge, self.total, self.start, len(self.places))
+        return write(AlignmentKind.ROWS, *head, *numbers)
 
     @classmethod
-    def read(cls, reader: Reader) -> ListPart:
+    def read(cls, reader: Reader) -> PlacesPart:
         """Read a part that takes up the rest of a question."""
-        digest = reader.take(DIGEST, "the list's digest")
+        salt, challenge = reader.take(SALT, "a salt"), reader.take(POINT, "a point")
         total = bounded(reader, 1, MOST_IDS, "the list's length")
         start = bounded(reader, 0, total - 1, "a part's start")
-        count = bounded(reader, 1, min(ROWS, total - start), "a part's length")
-        splits = reader.take(count, "the splits")
-        ids = []
-        for _ in range(bounded(reader, 0, count, "the number of ids")):
-            code = reader.take(reader.number("an id's length"), "an id")
-            try:
-                ids.append(code.decode())
-            except UnicodeDecodeError as error:
-                raise WireError("expected ids in UTF-8, got other bytes.") from error
+        places = []
+        for _ in range(bounded(reader, 0, min(ROWS, total - start), "a part's length")):
+            shard = bounded(reader, 0, MOST_SHARDS - 1, "a shard's index")
+            places.append((shard, bounded(reader, 0, MOST_IDS, "a place")))
         reader.end("part of the list")
-        if ids and len(ids) != count:
-            raise WireError(f"expected one id for each of {count:,} splits, got {len(ids):,}.")
-        return cls(digest, total, start, splits, ids)
+        return cls(salt, challenge, total, start, places)
 
 
-def parts_of(digest: bytes, ids: list[str], splits: bytes, named: bool) -> Iterator[ListPart]:
-    """Yield the list in parts; without ids unless `named`."""
-    start = stop = size = 0
-    while start < len(ids):
-        while stop < len(ids) and stop - start < ROWS and size < BYTES:
-            size += len(ids[stop].encode()) if named else 0
-            stop += 1
-        yield ListPart(digest, len(ids), start, splits[start:stop], ids[start:stop] if named else [])
-        start, size = stop, 0
+def write_place_answer(count: int, response: tuple[bytes, bytes] | None) -> bytes:
+    """Return how many places a party has, and with the last of them its response to the challenge."""
+    return write(AlignmentKind.ROWS, count, *(response or ()))
+
+
+def read_place_answer(data: bytes, total: int) -> tuple[int, tuple[bytes, bytes] | None]:
+    """Return how many places a party has, and if it has all of them its response: a point and a tag."""
+    reader = read_answer(data, AlignmentKind.ROWS)
+    count = bounded(reader, 0, total, "the number of rows")
+    response = (reader.take(POINT, "a point"), reader.take(TAG, "a tag")) if count == total else None
+    reader.end("answer")
+    return count, response
+
+
+@dataclass(frozen=True)
+class SplitsPart:
+    """A part of the splits, in the order of the ids."""
+
+    salt: bytes  # of the list
+    confirmation: bytes  # that the label holder holds the same list
+    start: int
+    splits: bytes  # a code for each row here
+
+    def to_bytes(self) -> bytes:
+        """Return the part as a question."""
+        return write(AlignmentKind.SPLITS, self.salt, self.confirmation, self.start, len(self.splits), self.splits)
+
+    @classmethod
+    def read(cls, reader: Reader) -> SplitsPart:
+        """Read a part that takes up the rest of a question."""
+        salt, confirmation = reader.take(SALT, "a salt"), reader.take(TAG, "a confirmation")
+        start = bounded(reader, 0, MOST_IDS, "a part's start")
+        splits = reader.take(bounded(reader, 1, ROWS, "a part's length"), "the splits")
+        reader.end("part of the splits")
+        return cls(salt, confirmation, start, splits)

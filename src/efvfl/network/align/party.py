@@ -1,68 +1,77 @@
 """A party's side of an alignment, without its wire: it responds to one frame at a time.
 
 The party decides: it answers only what its own file's `align` allows, and its limits count the ids that are tested.
-Every question is independent, so a participant that is killed starts again, and a repeated question does no harm.
+A participant that is killed starts again, and a repeated question does no harm.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from concurrent.futures import Executor
-from itertools import pairwise
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from efvfl.config.run_file import RunConfig
-from efvfl.errors import CheckpointError, DataError, LimitError, ProtocolError, WireError
-from efvfl.network.align import handshake, messages, psi
-from efvfl.network.align.aligned_rows import SPLITS, Aligned
-from efvfl.network.align.messages import DIGESTS, POINT, SALT, AlignmentKind, ListPart, VoidReason
+from efvfl.errors import DataError, ProtocolError, WireError
+from efvfl.network.align import handshake, messages, points, psi, sizes
+from efvfl.network.align.aligned_rows import Aligned
+from efvfl.network.align.asked_ids import AskedIds
+from efvfl.network.align.messages import (
+    DIGESTS,
+    MOST_IDS,
+    SALT,
+    AlignmentKind,
+    Place,
+    PlacesPart,
+    ShardQuestion,
+    SplitsPart,
+    VoidReason,
+)
+from efvfl.network.align.received_list import ReceivedList, ids_at
+from efvfl.network.align.saved_orders import SavedOrders
 from efvfl.network.links.frame import Frame, FrameKind, json_frame
-from efvfl.util.files import write_atomically
 from efvfl.wire.packet import Reader
 
-COUNT: Final = "align.json"  # how many ids have been tested so far
-
 _KINDS_OF_MODE: Final[dict[str, set[AlignmentKind]]] = {
-    "psi": {AlignmentKind.SIZE, AlignmentKind.BLINDED},
+    "psi": {AlignmentKind.BLINDED},
     "hash": {AlignmentKind.DIGESTS},
-    "none": {AlignmentKind.ORDER},
+    "none": set(),
 }
+_KINDS_OF_ALL: Final = {AlignmentKind.SIZE, AlignmentKind.ROWS, AlignmentKind.SPLITS, AlignmentKind.VOID}
 
 
 class AlignmentParty:
     """Answers the label holder's questions about ids."""
 
-    def __init__(
-        self, config: RunConfig, name: str, ids: list[str], folder: Path, processes: int | None = None
-    ) -> None:
+    def __init__(self, config: RunConfig, name: str, ids: list[str], folder: Path, threads: int | None = None) -> None:
         """Answer for these ids, which must be distinct; `config` is the party's own file."""
+        self.config = config
         self.name = name
         self.ids = ids
         self.folder = folder
         self.about = handshake.about(config, name)
         self.mode = config.data.align
-        self.limit = config.of(name).limits.rows  # ids that may be tested in total; 0: no limit
-        self.min_shards = psi.shards_for(len(ids))
-        self.processes = psi.cores() if processes is None else processes
+        self.asked = AskedIds(config, name, len(ids), folder)
         self.aligned: Aligned | None = None
         self.void: VoidReason | None = None
         self.shards_done = 0
         self.shards = 0  # their number, once the label holder has sent it
-        self.tested = self._load_count() if self.limit else 0
-        self._id_set = frozenset(ids)
-        self._workers: Executor | None = None
-        self._shards: tuple[bytes, list[list[str]]] = (b"", [])  # a salt, and the ids in shards under it
-        self._digests: tuple[bytes, list[bytes]] = (b"", [])
-        # Of the list of shared rows: its digest, and the ids and splits received so far.
-        self._received: tuple[bytes, list[str], bytearray] = (b"", [], bytearray())
+        self._workers = ThreadPoolExecutor(threads or points.cores(), thread_name_prefix="efvfl-align")
+        self._orders = SavedOrders(folder)
+        self._side: psi.PartySide | None = None
+        self._digests: tuple[bytes, list[tuple[bytes, int]]] = (
+            b"",
+            [],
+        )  # a salt; digests in order, with their ids' index
+        self._list: ReceivedList | None = None
+        self._responded: set[bytes] = set()  # salts of lists that were tested
+        self._others = 0  # ids of the label holder
         self._last: tuple[bytes | None, bytes] = (None, b"")  # the last question and its answer
 
     def close(self) -> None:
-        """Stop the workers."""
-        if self._workers:
-            self._workers.shutdown(cancel_futures=True)
+        """Stop the threads."""
+        self._workers.shutdown(cancel_futures=True)
 
     def save(self) -> None:
         """Do nothing: an interrupted alignment starts again."""
@@ -83,8 +92,13 @@ class AlignmentParty:
         if frame.kind == FrameKind.STOP:
             if self.aligned is None and self.void is None:  # this party was killed after it had written the list
                 self.aligned = self._load_list()
+            self._orders.clear()
             return Frame(FrameKind.BYE)
         raise ProtocolError(f"a server that aligns does not send {frame.kind.name}: does it train already?")
+
+    @cached_property
+    def _id_set(self) -> frozenset[str]:
+        return frozenset(self.ids)
 
     def _load_list(self) -> Aligned:
         try:
@@ -93,7 +107,7 @@ class AlignmentParty:
             raise ProtocolError(
                 "the server says that the alignment has ended, but it sent no list of rows: start again."
             ) from error
-        if not set(aligned.ids) <= self._id_set:
+        if not self._id_set.issuperset(aligned.ids):
             raise ProtocolError(
                 "the server says that the alignment has ended, but the list here is of another table: start again."
             )
@@ -104,13 +118,13 @@ class AlignmentParty:
             AlignmentKind.SIZE: self._size,
             AlignmentKind.BLINDED: self._blinded,
             AlignmentKind.DIGESTS: self._digests_from,
-            AlignmentKind.ORDER: self._order,
             AlignmentKind.ROWS: self._rows,
+            AlignmentKind.SPLITS: self._splits,
             AlignmentKind.VOID: self._void,
         }
         try:
             kind, reader = messages.read_kind(question)
-            if kind not in _KINDS_OF_MODE[self.mode] | {AlignmentKind.ROWS, AlignmentKind.VOID}:
+            if kind not in _KINDS_OF_MODE[self.mode] | _KINDS_OF_ALL:
                 raise ProtocolError(
                     f"expected a question for align = {self.mode!r}, got {kind.name}: agree on one `align`."
                 )
@@ -121,112 +135,97 @@ class AlignmentParty:
     # Questions about ids.
 
     def _size(self, reader: Reader) -> bytes:
+        self._meet(messages.bounded(reader, 1, MOST_IDS, "the number of ids"))
         reader.end("question")
-        return messages.write(AlignmentKind.SIZE, self.min_shards, self.processes)
+        return messages.write(AlignmentKind.SIZE, len(self.ids))
+
+    def _meet(self, others: int) -> None:
+        """Look at how many ids the label holder brings, before anything is revealed."""
+        if self._others != others:
+            sizes.check(self.config, "", others)
+            sizes.describe("the label holder", others, len(self.ids))
+            self._others = others
 
     def _blinded(self, reader: Reader) -> bytes:
-        salt, shards, asked = messages.read_blinded(reader)
-        if shards < self.min_shards:
-            raise ProtocolError(f"expected at least {self.min_shards} shards for the ids of {self.name}, got {shards}.")
-        self._count(sum(map(len, asked.values())) // POINT)
-        if self._shards[0] != salt or len(self._shards[1]) != shards:
-            self._shards, self.shards_done = (salt, psi.split_into_shards(self.ids, salt, shards)), 0
-        with psi.check_workers():
-            answers = self._encrypt(self._pool(shards), asked)
-        self.shards, self.shards_done = shards, self.shards_done + len(asked)
-        return messages.write_blinded_answer(answers)
-
-    def _encrypt(self, workers: Executor, asked: dict[int, bytes]) -> dict[int, tuple[bytes, bytes]]:
-        """Return, for every shard asked about, this party's points and the received ones under both keys."""
-        work = {}
-        for shard, points in asked.items():
-            key = psi.new_key()
-            local = workers.submit(psi.encrypt, key, self._shards[1][shard])
-            work[shard] = (local, workers.submit(psi.encrypt_again, key, points))
-        return {shard: (local.result(), both.result()) for shard, (local, both) in work.items()}
-
-    def _pool(self, shards: int) -> Executor:
-        if self._workers is None:
-            self._workers = psi.workers(self.processes if shards > 1 else 1)
-        return self._workers
+        asked = ShardQuestion.read(reader)
+        self._meet(asked.count)  # asked anew, because this process may have been started after SIZE
+        shards = psi.shards_for(asked.count, len(self.ids))
+        size = psi.holder_points(asked.count, shards)
+        if (asked.shards, len(asked.points)) != (shards, size):
+            raise ProtocolError(
+                f"expected {size:,} points in each of {shards:,} shards, which {asked.count:,} ids of the label holder "
+                f"and {len(self.ids):,} of {self.name} need, got {len(asked.points):,} in one of {asked.shards:,}."
+            )
+        if self._side is None or self._side.salt != asked.salt:
+            self._orders.clear(keep=asked.salt)
+            self._side = psi.PartySide(self.ids, asked.salt, shards, self._workers)
+        if asked.shard in self._side.done:
+            raise ProtocolError(f"expected every shard once, got shard {asked.shard} twice.")
+        self.asked.add(asked.salt, size, asked.count)
+        order, own, both = self._side.answer(asked.shard, asked.points)
+        self._orders.save(asked.salt, asked.shard, order)
+        self._side.done.add(asked.shard)
+        self.shards, self.shards_done = shards, len(self._side.done)
+        return messages.write_points(own, both)
 
     def _digests_from(self, reader: Reader) -> bytes:
         salt = reader.take(SALT, "a salt")
         start = messages.bounded(reader, 0, len(self.ids) - 1, "the index of the first digest")
         reader.end("question")
-        if self._digests[0] != salt:
-            self._digests = (salt, sorted(map(psi.keyed(salt), self.ids)))
-        digests = self._digests[1][start : start + DIGESTS]
-        self._count(len(digests))
+        digests = [digest for digest, _ in self._digests_under(salt)[start : start + DIGESTS]]
+        self.asked.add(salt, len(digests))
         return messages.write(AlignmentKind.DIGESTS, len(self.ids), b"".join(digests))
 
-    def _order(self, reader: Reader) -> bytes:
-        salt = reader.take(SALT, "a salt")
-        reader.end("question")
-        return messages.write(AlignmentKind.ORDER, len(self.ids), handshake.order_digest(self.ids, salt))
-
-    # The limit on tested ids.
-
-    def _load_count(self) -> int:
-        path = self.folder / COUNT
-        try:
-            return int(json.loads(path.read_text(encoding="utf-8"))["tested"]) if path.exists() else 0
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"cannot read {path}: {error}. It counts the ids that were tested so far.") from error
-
-    def _count(self, more: int) -> None:
-        if not self.limit:
-            return
-        tested = self.tested + more
-        if tested > self.limit:
-            raise LimitError(
-                f"the label holder tests {tested:,} ids in total, but limits.rows of {self.name} allows {self.limit:,}."
-            )
-        self.tested = tested  # on disk before the answer is sent: a crash must not lose it
-        write_atomically(self.folder / COUNT, json.dumps({"tested": tested}).encode())
+    def _digests_under(self, salt: bytes) -> list[tuple[bytes, int]]:
+        if self._digests[0] != salt:
+            digest = psi.keyed(salt)
+            self._digests = (salt, sorted((digest(name), index) for index, name in enumerate(self.ids)))
+        return self._digests[1]
 
     # The list.
 
     def _rows(self, reader: Reader) -> bytes:
-        part = ListPart.read(reader)
-        if self._received[0] != part.digest:  # a first part, or one of a label holder that started again
-            self._received, self.aligned, self.void = (part.digest, [], bytearray()), None, None
-        _, ids, splits = self._received
-        if part.start == len(splits):
-            ids += self._checked(part, ids[-1:])
-            splits += part.splits
-            if len(splits) == part.total:
-                self._save_list(part.digest, ids, bytes(splits))
-        return messages.write(AlignmentKind.ROWS, len(splits))
-
-    def _checked(self, part: ListPart, before: list[str]) -> list[str]:
-        """Return the ids of a part after checking it; `before` is the id before them."""
-        if max(part.splits) >= len(SPLITS):
-            raise ProtocolError(f"expected splits from 0 to {len(SPLITS) - 1}, got {max(part.splits)}.")
-        if self.mode == "none":
-            if part.ids or part.total != len(self.ids):
-                raise ProtocolError(
-                    f"expected the splits of {len(self.ids):,} rows without ids, got a list of {part.total:,} rows."
-                )
-            return self.ids[part.start : part.start + len(part.splits)]
-        if len(part.ids) != len(part.splits):
+        part = PlacesPart.read(reader)
+        if part.total > len(self.ids) or (self.mode == "none" and (part.places or part.total != len(self.ids))):
             raise ProtocolError(
-                f"expected an id for every split, got {len(part.ids):,} ids and {len(part.splits):,} splits."
+                f"expected a list that fits the {len(self.ids):,} rows of {self.name}, got one of {part.total:,} rows."
             )
-        if not self._id_set.issuperset(part.ids):  # not how many: the error also goes to a label holder that guesses
-            raise ProtocolError(f"the list of shared rows has ids that {self.name} does not hold.")
-        if any(a >= b for a, b in pairwise(before + part.ids)):
-            raise ProtocolError(
-                "expected the list of shared rows in the order of its ids, each once, got another order."
-            )
-        return part.ids
+        if self._list is None or self._list.salt != part.salt:  # the first part, or a label holder that started again
+            if part.salt in self._responded:  # each test is a guess: one list, one guess
+                raise ProtocolError("expected one list for each salt, got a second one: start the label holder again.")
+            self._list, self.aligned, self.void = ReceivedList(part.salt, part.total), None, None
+        self._list.add_places(part)
+        if self._list.response is None:
+            if self.mode == "none":
+                self._respond(self._list, self.ids, part.challenge)
+            elif len(self._list.places) == part.total:
+                found = ids_at(self.ids, self._list.places, self._index_at(part.salt), self.name)
+                self._respond(self._list, found, part.challenge)
+        count = part.total if self._list.response else len(self._list.places)
+        return messages.write_place_answer(count, self._list.response)
 
-    def _save_list(self, digest: bytes, ids: list[str], splits: bytes) -> None:
-        aligned = Aligned(ids, splits)
-        if aligned.digest() != digest:
-            raise ProtocolError("the list of shared rows does not match its digest.")
-        aligned.save(self.folder)
-        self.aligned = aligned
+    def _respond(self, received: ReceivedList, ids: list[str], challenge: bytes) -> None:
+        self.asked.add(received.salt, 1)  # the response tests a guess of the whole list, and so of any one id of it
+        received.complete(ids, challenge)
+        self._responded.add(received.salt)
+
+    def _index_at(self, salt: bytes) -> Callable[[Place], int | None]:
+        """Return what finds the index of an id by the place of its point, or of its digest."""
+        if self.mode == "psi":
+            return lambda place: self._orders.index(salt, *place)
+        digests = self._digests_under(salt)
+        return lambda place: digests[place[1]][1] if place[0] == 0 and place[1] < len(digests) else None
+
+    def _splits(self, reader: Reader) -> bytes:
+        part = SplitsPart.read(reader)
+        if self._list is None or self._list.salt != part.salt:  # this process has not seen the list
+            return messages.write(AlignmentKind.SPLITS, 0)
+        self._list.add_splits(part)
+        aligned = self._list.aligned()
+        if aligned and not self.aligned:
+            aligned.save(self.folder)
+            self.aligned = aligned
+        return messages.write(AlignmentKind.SPLITS, len(self._list.splits))
 
     def _void(self, reader: Reader) -> bytes:
         code = messages.bounded(reader, min(VoidReason), max(VoidReason), "a reason")

@@ -1,41 +1,56 @@
-"""Private set intersection of two lists of ids, in shards so that all cores can work on it.
+"""Private set intersection of the label holder's ids with those of one party, in shards so that frames stay small.
 
-Diffie-Hellman on the curve P-256: the label holder turns its ids into points and multiplies them by a secret key; a
-party multiplies these by a key of its own, and its own ids' points by that key alone; the label holder removes its key
-again and compares. Without the keys points look random, so only ids that both hold can be recognised.
+Diffie-Hellman: the label holder sends the points of its ids under a secret key a; the party returns them under its own
+key b too, and the points of its own ids under b alone, ordered by their bytes. The label holder brings these under a as
+well, and points that are equal now are of the same id: it learns which of its own ids the party has, and at which place
+among the party's points, so that it can tell the party which ones are shared without naming any.
 
-Every shard has its own keys, which are made for one question and discarded after it. Shards are padded to the size of
-the largest one with random entries that match nothing, so their sizes reveal nothing about the ids in them.
+Every shard has new keys and a fixed number of points, which follows from the numbers of ids that both sides have told:
+random entries fill it up, so that it says nothing about the ids in it. The label holder's shards have more of them than
+needed. Such a decoy matches nothing, unless the party answers for one entry with the point of another.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import multiprocessing
-import os
+import math
 import secrets
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from efvfl.errors import EfvflError, ProtocolError
-from efvfl.network.align.messages import DIGEST, MOST_PARTS, MOST_POINTS, MOST_SHARDS, POINT, SALT
-from efvfl.util.extras import optional
+from efvfl.network.align import points
+from efvfl.network.align.messages import DIGEST, MOST_SHARDS, SALT, Place
 
-with optional("network", "private set intersection"):
-    import private_set_intersection.python as library  # type: ignore[import-untyped]
+SHARD: Final = 10_000  # ids in a shard of the larger set, roughly
+LEAST: Final = 1_000  # ids in a shard of the smaller set: with fewer, most of its points would be random entries
+LARGEST: Final = 900_000  # ids in a shard: its points must fit in a frame
+NO_ID: Final = 0xFFFF_FFFF  # in an order of points: a random entry
 
-SHARD: Final = 10_000  # ids in a shard, roughly: two seconds of work
-SMALL: Final = 20_000  # ids: with fewer, starting processes would take longer than it saves
+Order = NDArray[np.uint32]  # for each of a party's points in a shard the index of its id
 
 
-def shards_for(count: int) -> int:
-    """Return the number of shards for so many ids."""
-    return 1 if count < SMALL else min(MOST_SHARDS, -(-count // SHARD))
+def shards_for(one: int, other: int) -> int:
+    """Return the number of shards for sets of these sizes."""
+    small, large = sorted((one, other))
+    return min(MOST_SHARDS, max(1, min(large // SHARD, small // LEAST), -(-large // LARGEST)))
+
+
+def party_points(count: int, shards: int) -> int:
+    """Return how many points a party with so many ids has in every shard: seven standard deviations above the mean."""
+    mean = count / shards
+    return count if shards == 1 else math.ceil(mean + 7 * math.sqrt(mean) + 10)
+
+
+def holder_points(count: int, shards: int) -> int:
+    """Return how many the label holder has: decoys are a twentieth more, and at least 8."""
+    size = party_points(count, shards)
+    return size + max(8, -(-size // 20))
 
 
 def keyed(salt: bytes, size: int = DIGEST) -> Callable[[str], bytes]:
@@ -50,148 +65,135 @@ def keyed(salt: bytes, size: int = DIGEST) -> Callable[[str], bytes]:
     return digest
 
 
-def split_into_shards(ids: Iterable[str], salt: bytes, shards: int) -> list[list[str]]:
-    """Return the entries of every shard: ids with a '+' before them, padding with a '-'."""
+def split_into_shards(ids: Iterable[str], salt: bytes, shards: int) -> list[list[int]]:
+    """Return the indices of the ids in every shard."""
     digest = keyed(salt, 8)
-    parts: list[list[str]] = [[] for _ in range(shards)]
-    for name in ids:
-        parts[int.from_bytes(digest(name), "little") % shards].append("+" + name)
-    fullest = max(map(len, parts))
-    for part in parts:
-        part += ["-" + secrets.token_hex(16) for _ in range(fullest - len(part))]
+    parts: list[list[int]] = [[] for _ in range(shards)]
+    for index, name in enumerate(ids):
+        parts[int.from_bytes(digest(name), "little") % shards].append(index)
     return parts
 
 
-def blind(entries: list[str]) -> tuple[bytes, bytes]:
-    """Label holder: return a new key, and the points of a shard's entries under it."""
-    client = library.client.CreateWithNewKey(True)
-    return client.GetPrivateKeyBytes(), b"".join(client.CreateRequest(entries).encrypted_elements)
+def filled(part: Sequence[int], size: int) -> list[int]:
+    """Return a shard's indices with `NO_ID` for every random entry that fills it up to its size."""
+    if len(part) > size:  # seven standard deviations: never, but it must not go unnoticed
+        raise EfvflError(f"expected at most {size:,} ids in a shard, got {len(part):,}: start the alignment again.")
+    return [*part, *[NO_ID] * (size - len(part))]
 
 
-def new_key() -> bytes:
-    """Party: return a key for one shard."""
-    key: bytes = library.server.CreateWithNewKey(True).GetPrivateKeyBytes()
-    return key
+def texts_of(ids: Sequence[str], entries: Iterable[int]) -> list[bytes]:
+    """Return what becomes points: ids with a '+' before them, random texts with a '-'."""
+    return [b"-" + secrets.token_bytes(32) if i == NO_ID else b"+" + ids[i].encode() for i in entries]
 
 
-def encrypt(key: bytes, entries: list[str]) -> bytes:
-    """Party: return the points of its own entries under its key, ordered by value so that their order says nothing."""
-    server = library.server.CreateFromKey(key, True)
-    # The rate of false positives and the other side's size count for approximate structures only; this one is exact.
-    message = server.CreateSetupMessage(0.5, 1, entries, library.DataStructure.RAW)
-    return b"".join(sorted(message.raw.encrypted_elements))
+class PartySide:
+    """What a party computes for one salt: the questions about all shards have the same one."""
+
+    def __init__(self, ids: Sequence[str], salt: bytes, shards: int, workers: Executor) -> None:
+        """Answer for these ids."""
+        self.salt = salt
+        self.shards = shards
+        self.done: set[int] = set()
+        self._ids = ids
+        self._parts = split_into_shards(ids, salt, shards)
+        self._workers = workers
+
+    def answer(self, shard: int, asked: Sequence[bytes]) -> tuple[Order, bytes, bytes]:
+        """Return the order of this party's own points, these, and the label holder's points under both keys."""
+        key, entries = points.new_key(), filled(self._parts[shard], party_points(len(self._ids), self.shards))
+        ours = points.start(self._workers, points.blinded, key, texts_of(self._ids, entries))
+        both = points.start(self._workers, points.multiply, key, asked)
+        found = sorted(zip(points.result(ours), entries, strict=True))  # by value: the table's order stays here
+        order = np.array([index for _, index in found], dtype=np.uint32)
+        return order, b"".join(point for point, _ in found), b"".join(points.result(both))
 
 
-def encrypt_again(key: bytes, points: bytes) -> bytes:
-    """Party: return the label holder's points under both keys, in their order."""
-    request = library.Request(reveal_intersection=True, encrypted_elements=_each(points))
-    try:
-        response = library.server.CreateFromKey(key, True).ProcessRequest(request)
-    except RuntimeError as error:
-        raise ProtocolError("expected points of the curve, got other bytes.") from error
-    return b"".join(response.encrypted_elements)
+@dataclass(frozen=True)
+class _Asked:
+    """A shard that the label holder asks about."""
+
+    key: bytes
+    entries: list[int]
+    work: points.Work  # its points
 
 
-def match(key: bytes, theirs: bytes, both: bytes) -> list[int]:
-    """Label holder: return the indices of the entries that the party has too."""
-    setup = library.ServerSetup()
-    setup.raw.encrypted_elements.extend(_each(theirs))
-    try:
-        client = library.client.CreateFromKey(key, True)
-        places: list[int] = client.GetIntersection(setup, library.Response(encrypted_elements=_each(both)))
-    except RuntimeError as error:
-        raise ProtocolError("expected points of the curve, got other bytes.") from error
-    return places
-
-
-def _each(points: bytes) -> list[bytes]:
-    return [points[i : i + POINT] for i in range(0, len(points), POINT)]
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def workers(processes: int) -> Executor:
-    """Return a pool of so many processes, or for one process a thread of this one."""
-    if processes == 1:
-        return ThreadPoolExecutor(1, thread_name_prefix="efvfl-align")
-    return ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _prepare)
-
-
-def _prepare() -> None:
-    """Leave Ctrl-C to the parent, and exit when it exits, even if it is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-
-
-def _exit_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-@contextlib.contextmanager
-def check_workers() -> Iterator[None]:
-    """Turn the death of a worker process into an error with a remedy."""
-    try:
-        yield
-    except BrokenProcessPool as error:
-        raise EfvflError("a worker process was ended from outside (out of memory?): start again.") from error
-
-
-class Intersection:
-    """The label holder's computation: blind shards, a few ahead of the questions, and match the parties' answers."""
+class HolderSide:
+    """What the label holder computes for one party: blind a shard ahead of the questions, and match the answers."""
 
     def __init__(
-        self, ids: Iterable[str], shards: int, together: int, processes: int, wait: Callable[[Future[Any]], None]
+        self, ids: Sequence[str], name: str, theirs: int, workers: Executor, wait: Callable[[Future[Any]], None]
     ) -> None:
-        """Ask about at most `together` shards at a time; `wait` returns when a worker is done."""
+        """Find which of these ids a party has that brings so many; `wait` returns when a thread is done."""
+        self.name = name
         self.salt = secrets.token_bytes(SALT)
-        self.entries = split_into_shards(ids, self.salt, shards)
-        together = max(1, min(together, MOST_PARTS, MOST_POINTS // len(self.entries[0])))
-        self.groups = [range(start, min(start + together, shards)) for start in range(0, shards, together)]
+        self.shards = shards_for(len(ids), theirs)
+        self.theirs = party_points(theirs, self.shards)  # in a shard
+        self.next = 0  # the shard to ask about
+        self._ids = ids
+        self._parts = split_into_shards(ids, self.salt, self.shards)
+        self._workers = workers
         self._wait = wait
-        self._workers = workers(processes if shards > 1 else 1)
-        self._ahead = together + processes  # shards, so that no worker waits for a party
-        self._blinding: dict[int, Future[tuple[bytes, bytes]]] = {}
-        self._keys: dict[int, bytes] = {}
-        self._matching: list[tuple[int, str, Future[list[int]]]] = []
+        self._asked: list[_Asked] = []
+        self._answers: list[tuple[points.Work, list[bytes]]] = []
 
-    def __enter__(self) -> Intersection:
-        return self
+    def blind(self) -> list[bytes]:
+        """Return the points of the next shard's entries."""
+        for shard in range(len(self._asked), min(self.next + 2, self.shards)):
+            size = party_points(len(self._ids), self.shards)
+            decoys = holder_points(len(self._ids), self.shards) - size
+            entries = [*filled(self._parts[shard], size), *[NO_ID] * decoys]
+            secrets.SystemRandom().shuffle(entries)
+            key = points.new_key()
+            work = points.start(self._workers, points.blinded, key, texts_of(self._ids, entries))
+            self._asked.append(_Asked(key, entries, work))
+        return self._result(self._asked[self.next].work)
 
-    def __exit__(self, *_: object) -> None:
-        self._workers.shutdown(cancel_futures=True)
+    def take(self, theirs: list[bytes], both: list[bytes]) -> None:
+        """Take the answer about that shard: the party's points, and ours under both keys."""
+        for what in (theirs, both):
+            if len(set(what)) != len(what):
+                raise ProtocolError(f"expected every point once in an answer of {self.name}, got one twice.")
+        self._answers.append((points.start(self._workers, points.multiply, self._asked[self.next].key, theirs), both))
+        self.next += 1
 
-    def points(self, group: range) -> dict[int, bytes]:
-        """Return the points of a group of shards; call it with the groups in order."""
-        for shard in range(group.start, min(group.stop + self._ahead, len(self.entries))):
-            if shard not in self._blinding:
-                self._blinding[shard] = self._workers.submit(blind, self.entries[shard])
-        points = {}
-        for shard in group:
-            work = self._blinding.pop(shard)
-            self._wait(work)
-            self._keys[shard], points[shard] = work.result()
-        return points
+    def _result(self, work: points.Work) -> list[bytes]:
+        for part in work:
+            self._wait(part)
+        return points.result(work)
 
-    def compare(self, name: str, shard: int, theirs: bytes, both: bytes) -> None:
-        """Start matching a party's answer about a shard in a worker."""
-        work = self._workers.submit(match, self._keys[shard], theirs, both)
-        self._matching.append((shard, name, work))
-
-    def common(self) -> list[str]:
-        """Return the ids that all parties have, ordered by their bytes in UTF-8, which is how strings compare."""
-        places = [set(range(len(entries))) for entries in self.entries]
-        for shard, name, work in self._matching:
-            self._wait(work)
+    def matches(self) -> dict[int, Place]:
+        """Return where the party has each of our ids that it has, by index; every shard must have been answered."""
+        found: dict[int, Place] = {}
+        for shard, (asked, (work, both)) in enumerate(zip(self._asked, self._answers, strict=True)):
             try:
-                matched = work.result()
+                theirs = self._result(work)
             except ProtocolError as error:
-                raise ProtocolError(f"{name} sent an answer that cannot be matched: {error}") from error
-            places[shard] &= set(matched)
-        found = (self.entries[shard][place] for shard, chosen in enumerate(places) for place in chosen)
-        return sorted(entry[1:] for entry in found if entry[0] == "+")
+                raise ProtocolError(f"{self.name} sent an answer that cannot be matched: {error}") from error
+            places = {point: place for place, point in enumerate(theirs)}
+            if len(places) != len(theirs):  # one point can be written in several ways
+                raise ProtocolError(f"expected every point once in an answer of {self.name}, got one twice.")
+            for index, point in zip(asked.entries, both, strict=True):
+                if (place := places.get(point)) is None:
+                    continue
+                if index == NO_ID:
+                    raise ProtocolError(
+                        f"{self.name} claims to hold an id that was made up here at random: it does not follow the "
+                        "protocol. Nothing was sent to anybody; ask its people before you start again."
+                    )
+                found[index] = (shard, place)
+        return found
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The ids that all hold, and where every party has them: in the same order, and nothing where all hold the same."""
+
+    ids: list[str]
+    places: dict[str, list[Place]]
+
+    @classmethod
+    def of(cls, ids: Sequence[str], matches: Mapping[str, Mapping[int, Place]]) -> Shared:
+        """Return what all parties matched, ordered by the ids' bytes in UTF-8, which is how strings compare."""
+        common = set.intersection(*(set(found) for found in matches.values()))
+        chosen = sorted(common, key=lambda index: ids[index])
+        return cls([ids[i] for i in chosen], {name: [found[i] for i in chosen] for name, found in matches.items()})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,23 +17,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from efvfl.config.run_file import RunConfig
+from efvfl.data.tables.load import split_seed
 from efvfl.data.tables.splits import split_of, stratified
 from efvfl.errors import DataError, ProtocolError
-from efvfl.network.align import handshake, messages, psi
+from efvfl.network.align import handshake, messages, points, psi, sizes
 from efvfl.network.align.aligned_rows import SPLITS, Aligned, shapes
-from efvfl.network.align.handshake import order_digest
-from efvfl.network.align.messages import DIGESTS, MOST_SHARDS, SALT, AlignmentKind, VoidReason, parts_of
+from efvfl.network.align.delivery import Delivery
+from efvfl.network.align.messages import DIGESTS, SALT, AlignmentKind, Place, ShardQuestion, VoidReason
+from efvfl.network.align.same_list import order_digest
+from efvfl.network.links.checks import Checks
 from efvfl.network.links.connections import Hooks, ServerTimeouts
 from efvfl.network.links.message_log import MessageLog
 from efvfl.network.links.presence import Presence
-from efvfl.network.links.requests import Checks, Requests
+from efvfl.network.links.requests import Requests
 from efvfl.util.files import write_atomically
 from efvfl.wire.ledger import Ledger
 from efvfl.wire.message import Message
 
 log = logging.getLogger("efvfl")
 
-MOST_PROCESSES: Final = 4_096  # that a party may claim to have
+WRONG_LISTS: Final = 3  # of one party with align = "none", and the run ends: each is a guess
 
 Read = TypeVar("Read")
 
@@ -49,7 +52,7 @@ class AlignmentServer:
         folder: Path,
         timeouts: ServerTimeouts | None = None,
         hooks: Hooks | None = None,
-        processes: int | None = None,
+        threads: int | None = None,
     ) -> None:
         """Align these ids, which must be distinct, with those of the parties; labels are needed to stratify."""
         self.config = config
@@ -57,7 +60,7 @@ class AlignmentServer:
         self.labels = labels
         self.folder = folder
         self.about = handshake.about(config, "")
-        self.processes = psi.cores() if processes is None else processes
+        self.threads = threads or points.cores()
         self.done = 0  # shards, or parts of digests, that were answered
         self.total = 0  # their number; 0: not known yet
         self.uninformed: set[str] = set()  # parties that were not told that the alignment has ended
@@ -86,16 +89,16 @@ class AlignmentServer:
 
     def _align(self) -> Aligned:
         by = {"psi": self._by_psi, "hash": self._by_hashes, "none": self._by_order}
-        shared = by[self.config.data.align]()
-        if not shared:
+        shared, salts = by[self.config.data.align](self._sizes())
+        if not shared.ids:
             self._void(VoidReason.EMPTY)
             raise nothing_shared(self.ids)
         try:
-            aligned = Aligned(shared, self._splits(shared))
+            aligned = Aligned(shared.ids, self._splits(shared.ids))
         except DataError:
             self._void(VoidReason.UNCUT)
             raise
-        self._send_list(aligned)
+        self._deliver([Delivery(name, aligned, salts[name], shared.places.get(name)) for name in self.requests.names])
         aligned.save(self.folder)
         write_atomically(self._mark, self._mark_of(aligned))
         return aligned
@@ -118,7 +121,7 @@ class AlignmentServer:
 
     def _splits(self, shared: list[str]) -> bytes:
         """Return the split code of every shared row."""
-        data, seed = self.config.data, self.config.seed
+        data, seed = self.config.data, split_seed(self.config)
         shares = (data.validation, data.test)
         if data.stratify and self.labels is not None:
             places = {name: place for place, name in enumerate(self.ids)}
@@ -130,102 +133,122 @@ class AlignmentServer:
             codes[splits[split]] = code
         return codes.tobytes()
 
-    # The three ways to find the shared ids.
+    # The three ways to find the shared ids. Each returns them, and the salt that the list has for every party.
 
-    def _by_psi(self) -> list[str]:
-        """Return the ids that all have, found by private set intersection with each party."""
-        shards, together = self._sizes()
-        self.total = shards
-        with psi.check_workers(), psi.Intersection(self.ids, shards, together, self.processes, self._wait) as work:
-            for group in work.groups:
-                self._ask_about(work, shards, work.points(group))
-                self.done += len(group)
-            return work.common()
+    def _sizes(self) -> dict[str, int]:
+        """Tell every party how many ids are here, and return how many each brings."""
 
-    def _ask_about(self, work: psi.Intersection, shards: int, points: dict[int, bytes]) -> None:
-        """Ask all parties about some shards, and start matching their answers."""
-        question = messages.write_blinded(work.salt, shards, points)
-        answers = self._ask_all(question, lambda _, answer: messages.read_blinded_answer(answer, points))
-        for name, parts in answers.items():
-            for shard, (theirs, both) in parts.items():
-                work.compare(name, shard, theirs, both)
+        def read(name: str, answer: bytes) -> int:
+            count = messages.read_count(answer, AlignmentKind.SIZE)
+            if not count:
+                raise ProtocolError(f"expected {name} to bring ids, got none.")
+            sizes.check(self.config, name, count)
+            if self.config.data.align == "none" and count != len(self.ids):
+                raise self._not_the_same(name, count)
+            return count
 
-    def _sizes(self) -> tuple[int, int]:
-        """Return the number of shards that the longest list needs, and how many at a time keep the parties busy."""
+        counts = self._ask_all(messages.write(AlignmentKind.SIZE, len(self.ids)), read)
+        for name, count in counts.items():
+            sizes.describe(name, count, len(self.ids))
+        return counts
 
-        def read(name: str, answer: bytes) -> tuple[int, int]:
-            reader = messages.read_answer(answer, AlignmentKind.SIZE)
-            shards = messages.bounded(reader, 1, MOST_SHARDS, "the number of shards")
-            processes = messages.bounded(reader, 1, MOST_PROCESSES, "the number of processes")
-            reader.end("answer")
-            return shards, processes
+    def _by_psi(self, counts: Mapping[str, int]) -> tuple[psi.Shared, dict[str, bytes]]:
+        """Find the ids by private set intersection with each party."""
+        with ThreadPoolExecutor(self.threads, thread_name_prefix="efvfl-align") as workers:
+            try:
+                sides = {n: psi.HolderSide(self.ids, n, counts[n], workers, self._wait) for n in self.requests.names}
+                self.total = sum(side.shards for side in sides.values())
+                while open_ := [side for side in sides.values() if side.next < side.shards]:
+                    self._ask_about({side.name: side for side in open_})
+                    self.done += len(open_)
+                matches = {name: side.matches() for name, side in sides.items()}
+            finally:
+                workers.shutdown(wait=False, cancel_futures=True)
+        return psi.Shared.of(self.ids, matches), {name: side.salt for name, side in sides.items()}
 
-        sizes = self._ask_all(messages.write(AlignmentKind.SIZE), read).values()
-        shards = max(psi.shards_for(len(self.ids)), *(shards for shards, _ in sizes))
-        if shards == MOST_SHARDS:  # each may have any number of ids
-            return shards, 1
-        return shards, -(-max(processes for _, processes in sizes) // 2)  # a shard is two tasks for a party
-
-    def _by_hashes(self) -> list[str]:
-        """Return the ids whose salted digests all parties sent, ordered by their bytes."""
-        salt = secrets.token_bytes(SALT)
-        by_digest = dict(zip(map(psi.keyed(salt), self.ids), self.ids, strict=True))
-        starts, totals = dict.fromkeys(self.requests.names, 0), dict.fromkeys(self.requests.names, 1)
-        found: dict[str, set[bytes]] = {name: set() for name in self.requests.names}
-
-        def read(name: str, answer: bytes) -> list[bytes]:
-            total, digests = messages.read_digests(answer, starts[name])
-            if starts[name] and totals[name] != total:
-                raise ProtocolError(
-                    f"expected {totals[name]:,} ids of {name} as before, got {total:,}: start all participants again."
-                )
-            totals[name] = total
-            return digests
-
-        while open_ := [name for name in self.requests.names if starts[name] < totals[name]]:
-            asked = {name: messages.write(AlignmentKind.DIGESTS, salt, starts[name]) for name in open_}
-            for name, digests in self._ask(asked, read).items():
-                found[name] |= by_digest.keys() & digests
-                starts[name] += DIGESTS
-            self.done, self.total = sum(starts.values()) // DIGESTS, sum(-(-n // DIGESTS) for n in totals.values())
-        return sorted(by_digest[digest] for digest in set(by_digest).intersection(*found.values()))
-
-    def _by_order(self) -> list[str]:
-        """Return all ids in the table's order, after checking that all parties hold the same."""
-        salt = secrets.token_bytes(SALT)
-        expected = messages.write(AlignmentKind.ORDER, len(self.ids), order_digest(self.ids, salt))
+    def _ask_about(self, sides: Mapping[str, psi.HolderSide]) -> None:
+        """Ask parties about the next shard of each, and start matching their answers."""
+        asked = {name: side.blind() for name, side in sides.items()}
 
         def read(name: str, answer: bytes) -> None:
-            count = messages.read_answer(answer, AlignmentKind.ORDER).number("the number of ids")
-            if answer != expected:
-                raise ProtocolError(
-                    f"the server holds {len(self.ids):,} rows and {name} {count:,}, not the same ids in the same "
-                    "order, which align = 'none' needs: sort the tables alike, or set data.align = 'psi' at all."
-                )
+            side = sides[name]
+            side.take(*messages.read_points(answer, side.theirs, len(asked[name])))
 
-        self._ask_all(messages.write(AlignmentKind.ORDER, salt), read)
-        return list(self.ids)
+        questions = {
+            name: ShardQuestion(side.salt, len(self.ids), side.shards, side.next, asked[name]).to_bytes()
+            for name, side in sides.items()
+        }
+        self._ask(questions, read)
+
+    def _by_hashes(self, counts: Mapping[str, int]) -> tuple[psi.Shared, dict[str, bytes]]:
+        """Find the ids whose salted digests all parties sent."""
+        salt = secrets.token_bytes(SALT)
+        index_of = {digest: index for index, digest in enumerate(map(psi.keyed(salt), self.ids))}
+        received = dict.fromkeys(self.requests.names, 0)
+        last = dict.fromkeys(self.requests.names, b"")
+        matches: dict[str, dict[int, Place]] = {name: {} for name in self.requests.names}
+        self.total = sum(-(-count // DIGESTS) for count in counts.values())
+
+        def read(name: str, answer: bytes) -> list[bytes]:
+            total, digests = messages.read_digests(answer, received[name])
+            if total != counts[name]:
+                raise ProtocolError(
+                    f"expected {counts[name]:,} ids of {name} as before, got {total:,}: start all participants again."
+                )
+            if any(a >= b for a, b in zip([last[name], *digests], digests, strict=False)):
+                raise ProtocolError(f"expected digests of {name} in increasing order, each once, got another order.")
+            return digests
+
+        while open_ := [name for name in self.requests.names if received[name] < counts[name]]:
+            asked = {name: messages.write(AlignmentKind.DIGESTS, salt, received[name]) for name in open_}
+            for name, digests in self._ask(asked, read).items():
+                for place, digest in enumerate(digests, received[name]):
+                    if (index := index_of.get(digest)) is not None:
+                        matches[name][index] = (0, place)
+                received[name], last[name] = received[name] + len(digests), digests[-1]
+                self.done += 1
+        return psi.Shared.of(self.ids, matches), dict.fromkeys(self.requests.names, salt)
+
+    def _by_order(self, counts: Mapping[str, int]) -> tuple[psi.Shared, dict[str, bytes]]:
+        """Take all ids in the table's order; whether the parties hold the same is tested when the list is sent."""
+        return psi.Shared(list(self.ids), {}), {name: secrets.token_bytes(SALT) for name in counts}
+
+    def _not_the_same(self, name: str, count: int) -> ProtocolError:
+        return ProtocolError(
+            f"the server holds {len(self.ids):,} rows and {name} {count:,}, not the same ids in the same "
+            "order, which align = 'none' needs: sort the tables alike, or set data.align = 'psi' at all."
+        )
 
     # The result.
 
-    def _send_list(self, aligned: Aligned) -> None:
-        """Send every party the list in parts; a party that restarts gets it from the beginning."""
-        parts = {
-            p.start: p
-            for p in parts_of(aligned.digest(), aligned.ids, aligned.splits, self.config.data.align != "none")
-        }
-        total, received = len(aligned.ids), dict.fromkeys(self.requests.names, 0)
+    def _deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """Send every party where it has the rows, and when all hold the same list, its splits."""
+        by_name = {delivery.name: delivery for delivery in deliveries}
+        again: list[Delivery] = []  # whose party was refused, but may come back with another table
 
-        def read(name: str, answer: bytes) -> int:
-            reader = messages.read_answer(answer, AlignmentKind.ROWS)
-            rows = reader.number("the number of rows")
-            reader.end("answer")
-            if rows not in parts and rows != total:
-                raise ProtocolError(f"expected {name} to confirm rows of the list that were sent, got {rows:,} rows.")
-            return rows
+        def read(name: str, answer: bytes) -> None:
+            delivery = by_name[name]
+            delivery.take(answer)
+            if delivery.same is False and self.config.data.align == "none":
+                delivery.try_again()
+                again.append(delivery)
+                raise self._not_the_same(name, len(self.ids))
 
-        while open_ := [name for name, rows in received.items() if rows < total]:
-            received |= self._ask({name: parts[received[name]].to_bytes() for name in open_}, read)
+        while open_ := [d for d in deliveries if not d.done]:
+            chosen = [d for d in open_ if not d.same] or open_
+            again.clear()
+            self._ask({d.name: d.question() for d in chosen}, read, lambda: bool(again))
+            if guessing := [d.name for d in again if d.wrong >= WRONG_LISTS]:
+                raise ProtocolError(
+                    f"expected the same ids in the same order from {', '.join(guessing)}, got {WRONG_LISTS} lists that "
+                    "differ: it may be guessing ids. No splits were sent to it. Ask its people before you start again."
+                )
+            if wrong := [d.name for d in chosen if d.same is False]:
+                raise ProtocolError(
+                    f"expected {', '.join(wrong)} to hold the shared rows that its answers point to, got another list: "
+                    "it does not follow the protocol, or its table was changed meanwhile. No splits were sent. Ask its "
+                    "people before you start again."
+                )
 
     def _void(self, reason: VoidReason) -> None:
         """Tell the parties why there is no list, and end the alignment."""
@@ -238,14 +261,22 @@ class AlignmentServer:
     def _ask_all(self, question: bytes, read: Callable[[str, bytes], Read]) -> dict[str, Read]:
         return self._ask(dict.fromkeys(self.requests.names, question), read)
 
-    def _ask(self, questions: Mapping[str, bytes], read: Callable[[str, bytes], Read]) -> dict[str, Read]:
-        """Ask parties and return what `read` makes of their answers; a party whose answer it refuses is refused."""
+    def _ask(
+        self,
+        questions: Mapping[str, bytes],
+        read: Callable[[str, bytes], Read],
+        over: Callable[[], bool] = lambda: False,
+    ) -> dict[str, Read]:
+        """Ask parties and return what `read` makes of their answers; a party whose answer it refuses is refused.
+
+        Once `over`, answers that are still to come are not waited for.
+        """
         results: dict[str, Read] = {}
 
         def check(name: str, answer: bytes) -> None:
             results[name] = read(name, answer)
 
-        self.requests.ask(questions, check)
+        self.requests.ask(questions, check, over)
         return results
 
     def _wait(self, work: Future[Any]) -> None:

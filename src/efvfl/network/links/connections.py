@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from efvfl.errors import CheckpointError, EfvflError, Interrupted, LinkError, ProtocolError
-from efvfl.network.links.frame import Frame, FrameKind, json_frame, printable
+from efvfl.errors import CheckpointError, EfvflError, Interrupted, LinkError, ProtocolError, printable
+from efvfl.network.links.frame import Frame, FrameKind, json_frame
 from efvfl.network.links.presence import Presence
 from efvfl.network.links.wire import Wire
 
@@ -34,6 +34,7 @@ class ServerTimeouts:
     tick: float = 0.2  # between two looks at the clock
     absent: float = 3600.0  # for a missing party, where on_missing is 'stop'
     stale: float = 5.0  # for a missing party, where on_missing is 'stale'
+    silent: float = 300.0  # for an answer, until a party counts as missing although it is connected
     linger: float = 60.0  # at the end, for the parties to save
 
 
@@ -71,15 +72,15 @@ class Connection:
 class Connections(ABC):
     """All connections of a server. What is said on them is for a subclass to decide."""
 
-    def __init__(self, presence: Presence, patience: ServerTimeouts | None = None, hooks: Hooks | None = None) -> None:
+    def __init__(self, presence: Presence, timeouts: ServerTimeouts | None = None, hooks: Hooks | None = None) -> None:
         """Welcome the parties that are expected, each once at a time."""
         self.presence = presence
-        self.patience = patience or ServerTimeouts()
+        self.timeouts = timeouts or ServerTimeouts()
         self.hooks = hooks or Hooks()
         self.stopping = threading.Event()
-        self.links: dict[str, Connection] = {}
+        self.connections: dict[str, Connection] = {}
         self.waited = 0.0  # seconds spent waiting for parties
-        self._strangers: set[Connection] = set()
+        self._unidentified: set[Connection] = set()
         # Not a SimpleQueue: its timeout can be lost when a signal handler runs meanwhile (seen with Python 3.11).
         self._events: queue.Queue[tuple[Connection, Frame | EfvflError | None] | None] = queue.Queue()
         self._looked = 0.0
@@ -89,11 +90,11 @@ class Connections(ABC):
         """Refuse a HELLO that does not fit, by raising; return what is said in return."""
 
     @abstractmethod
-    def _handle(self, link: Connection, frame: Frame) -> None:
+    def _handle(self, connection: Connection, frame: Frame) -> None:
         """Deal with a frame of a party that is welcome, or refuse it by raising."""
 
     @abstractmethod
-    def _next(self, link: Connection) -> None:
+    def _next(self, connection: Connection) -> None:
         """Send a party whatever it needs next, if anything."""
 
     @property
@@ -105,18 +106,18 @@ class Connections(ABC):
 
     def accept(self, wire: Wire, certified: str | None) -> None:
         """Take a new connection."""
-        link = Connection(wire, certified)
-        self._events.put((link, None))
-        threading.Thread(target=self._read, args=(link,), daemon=True, name="efvfl-link").start()
+        connection = Connection(wire, certified)
+        self._events.put((connection, None))
+        threading.Thread(target=self._read, args=(connection,), daemon=True, name="efvfl-connection").start()
 
-    def _read(self, link: Connection) -> None:
+    def _read(self, connection: Connection) -> None:
         try:
             while True:
-                frame = Frame.from_bytes(link.wire.receive(None))
-                link.room.acquire()
-                self._events.put((link, frame))
+                frame = Frame.from_bytes(connection.wire.receive(None))
+                connection.room.acquire()
+                self._events.put((connection, frame))
         except EfvflError as error:
-            self._events.put((link, error))
+            self._events.put((connection, error))
 
     # The owner's thread.
 
@@ -132,10 +133,10 @@ class Connections(ABC):
 
     def close(self) -> None:
         """Cut all wires."""
-        for link in (*self.links.values(), *self._strangers):
-            link.wire.close()
-        self.links.clear()
-        self._strangers.clear()
+        for connection in (*self.connections.values(), *self._unidentified):
+            connection.wire.close()
+        self.connections.clear()
+        self._unidentified.clear()
 
     def _wait(self, done: Callable[[], bool]) -> None:
         """Listen until `done`."""
@@ -143,9 +144,9 @@ class Connections(ABC):
         while not done():
             if self.stopping.is_set():
                 raise Interrupted
-            if time.monotonic() - self._looked >= self.patience.tick:
+            if time.monotonic() - self._looked >= self.timeouts.tick:
                 self._look_at_clock()
-            self._listen(self.patience.tick)
+            self._listen(self.timeouts.tick)
         self.waited += time.monotonic() - began
 
     def _listen(self, seconds: float = 0.0) -> bool:
@@ -156,90 +157,115 @@ class Connections(ABC):
             return False
         if event is None:
             return True
-        link, item = event
+        connection, item = event
         if item is None:
-            self._strangers.add(link)
+            self._unidentified.add(connection)
         elif isinstance(item, Frame):
-            link.room.release()
-            self._receive(link, item)
+            connection.room.release()
+            self._receive(connection, item)
         else:
-            self._drop(link, str(item))
+            self._drop(connection, str(item))
         return True
 
     def _look_at_clock(self) -> None:
-        now = self._looked = time.monotonic()
-        for link in [link for link in self._strangers if now - link.opened > self.patience.hello]:
-            self._refuse(link, "silent", f"no HELLO was received within {self.patience.hello:g} seconds.")
-        for link in [link for link in self.links.values() if now - link.sent > self.patience.repeat]:
-            link.sent = now
-            for frame in link.waiting:
-                self._put(link, frame)
+        now = time.monotonic()
+        # Of the time since the last look, what was spent computing is no fault of the parties.
+        self._count_silence(min(now - self._looked, 2 * self.timeouts.tick))
+        self._looked = now
+        for connection in [
+            connection for connection in self._unidentified if now - connection.opened > self.timeouts.hello
+        ]:
+            self._refuse(connection, "silent", f"no HELLO was received within {self.timeouts.hello:g} seconds.")
+        for connection in [
+            connection for connection in self.connections.values() if now - connection.sent > self.timeouts.repeat
+        ]:
+            connection.sent = now
+            for frame in connection.waiting:
+                self._put(connection, frame)
         self.hooks.on_tick()
 
-    def _receive(self, link: Connection, frame: Frame) -> None:
-        if link not in self._strangers and self.links.get(link.name) is not link:
+    def _count_silence(self, seconds: float) -> None:
+        """Note who does not answer; one that is silent for too long must dial again, unless all is waited for."""
+        asked = [name for name, connection in self.connections.items() if connection.waiting]
+        for name in self.presence.wait(asked, seconds, self.timeouts.silent):
+            if self.presence.on_missing != "wait" and name in self.connections:
+                self._refuse(
+                    self.connections[name],
+                    "silent",
+                    f"{name} is connected, but has not answered for {self.timeouts.silent:g} seconds: if it needs "
+                    "longer to compute, raise silent_seconds in the server's file.",
+                )
+
+    def _receive(self, connection: Connection, frame: Frame) -> None:
+        if connection not in self._unidentified and self.connections.get(connection.name) is not connection:
             return  # its wire is cut already
-        self.hooks.on_frame(link.title, "in", frame)
+        self.hooks.on_frame(connection.title, "in", frame)
         try:
-            if not link.name:
-                self._welcome(link, frame)
+            if not connection.name:
+                self._welcome(connection, frame)
             elif frame.kind == FrameKind.REFUSE:
-                self._drop(link, f"it refuses: {frame.json().get('text', '')!s:.2000}", loud=True)
+                self._drop(connection, f"it refuses: {frame.json().get('text', '')!s:.2000}", loud=True)
             elif frame.kind != FrameKind.HELLO:  # a HELLO that was repeated on its way is no harm
-                self._handle(link, frame)
+                self._handle(connection, frame)
         except CheckpointError:
             raise  # our own disk, not their fault
         except EfvflError as error:
-            self._refuse(link, "wrong", str(error))
+            self._refuse(connection, "wrong", str(error))
 
-    def _welcome(self, link: Connection, frame: Frame) -> None:
+    def _welcome(self, connection: Connection, frame: Frame) -> None:
         if frame.kind != FrameKind.HELLO:
             raise ProtocolError(f"expected HELLO as the first frame of a connection, got {frame.kind.name}.")
         table = frame.json()
         name = table.get("name")
         if not isinstance(name, str) or name not in self.names:
             raise ProtocolError(f"{name!r:.80} is not a party of this federation; they are {', '.join(self.names)}.")
-        if link.certified not in (None, name):
-            raise ProtocolError(f"the certificate is that of {link.certified!r}, but {name!r} says HELLO with it.")
-        if name in self.links:
-            self._refuse(link, "busy", f"{name} is connected already: a second one must wait until the first is gone.")
+        if connection.certified not in (None, name):
+            raise ProtocolError(
+                f"the certificate is that of {connection.certified!r}, but {name!r} says HELLO with it."
+            )
+        if name in self.connections:
+            self._refuse(
+                connection, "busy", f"{name} is connected already: a second one must wait until the first is gone."
+            )
             return
         welcome = self._admit(name, table, frame)
-        self._strangers.discard(link)
-        link.name, link.position = name, frame.number
-        self.links[name] = link
+        connection.wire.trust()
+        self._unidentified.discard(connection)
+        connection.name, connection.position = name, frame.number
+        self.connections[name] = connection
         self.presence.arrive(name)
         log.info("%s is here, after request %d", name, frame.number)
-        self._put(link, welcome)
-        self._next(link)
+        self._put(connection, welcome)
+        self._next(connection)
 
-    def _send(self, link: Connection, frame: Frame) -> None:
+    def _send(self, connection: Connection, frame: Frame) -> None:
         """Send a frame that is to be answered."""
-        link.waiting.append(frame)
-        link.sent = time.monotonic()
-        self._put(link, frame)
+        connection.waiting.append(frame)
+        connection.sent = time.monotonic()
+        self.presence.ask(connection.name)  # now: one that answers wrongly may be gone before the clock is looked at
+        self._put(connection, frame)
 
-    def _put(self, link: Connection, frame: Frame) -> None:
+    def _put(self, connection: Connection, frame: Frame) -> None:
         try:
-            link.wire.send(frame.to_bytes())
+            connection.wire.send(frame.to_bytes())
         except LinkError as error:
-            self._drop(link, str(error))
+            self._drop(connection, str(error))
             return
-        self.hooks.on_frame(link.title, "out", frame)
+        self.hooks.on_frame(connection.title, "out", frame)
 
-    def _refuse(self, link: Connection, code: str, text: str) -> None:
+    def _refuse(self, connection: Connection, code: str, text: str) -> None:
         """Say why, and cut the wire. Nothing else changes: the others go on."""
-        log.warning("refused %s: %s", link.name or link.certified or "a connection", printable(text))
+        log.warning("refused %s: %s", connection.name or connection.certified or "a connection", printable(text))
         with contextlib.suppress(LinkError):
             frame = json_frame(FrameKind.REFUSE, {"code": code, "text": text})
-            link.wire.send(frame.to_bytes())
-            self.hooks.on_frame(link.title, "out", frame)
-        self._drop(link, text)
+            connection.wire.send(frame.to_bytes())
+            self.hooks.on_frame(connection.title, "out", frame)
+        self._drop(connection, text)
 
-    def _drop(self, link: Connection, reason: str, loud: bool = False) -> None:
-        link.wire.close()
-        self._strangers.discard(link)
-        if link.name and self.links.get(link.name) is link:
-            del self.links[link.name]
-            self.presence.depart(link.name)
-            log.log(logging.WARNING if loud else logging.INFO, "%s is gone: %s", link.name, printable(reason))
+    def _drop(self, connection: Connection, reason: str, loud: bool = False) -> None:
+        connection.wire.close()
+        self._unidentified.discard(connection)
+        if connection.name and self.connections.get(connection.name) is connection:
+            del self.connections[connection.name]
+            self.presence.depart(connection.name)
+            log.log(logging.WARNING if loud else logging.INFO, "%s is gone: %s", connection.name, printable(reason))

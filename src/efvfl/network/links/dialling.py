@@ -9,13 +9,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from efvfl.errors import AbsentError, EfvflError, Interrupted, LinkError, RefusedError, WireError, WorkerError
-from efvfl.network.links.frame import Frame, FrameKind, json_frame, printable
+from efvfl.errors import (
+    AbsentError,
+    EfvflError,
+    Interrupted,
+    LinkError,
+    RefusedError,
+    WireError,
+    WorkerError,
+    printable,
+)
+from efvfl.network.links.frame import Frame, FrameKind, json_frame
 from efvfl.network.links.wire import Wire
 
 log = logging.getLogger("efvfl")
 
 Dial: TypeAlias = Callable[[], Wire]
+MOST_REPEATED = 8  # WELCOMEs of one connection that are taken for copies of the first
+
 OnFrame: TypeAlias = Callable[[str, str, Frame], None]  # peer, "in" or "out", frame
 
 
@@ -102,13 +113,16 @@ class Dialler:
             pause = min(2 * pause, self.timeouts.longest)
 
     def _pause(self, seconds: float) -> None:
-        self.on_tick()
-        if self.stopping.wait(seconds):
-            self._leave()
+        self._look()
+        self.stopping.wait(seconds)
+        self._look()
 
-    def _leave(self) -> None:
-        self.handler.save()
-        raise Interrupted
+    def _look(self) -> None:
+        """Show that this party is alive, and leave if it is asked to stop."""
+        self.on_tick()
+        if self.stopping.is_set():
+            self.handler.save()
+            raise Interrupted
 
     def _send(self, wire: Wire, frame: Frame) -> None:
         wire.send(frame.to_bytes())
@@ -121,12 +135,28 @@ class Dialler:
 
     def _handshake(self, wire: Wire) -> None:
         """Send HELLO and wait for WELCOME."""
-        self._send(wire, self.handler.hello())
-        frame = self._receive(wire, self.timeouts.welcome)
+        hello, frame = self.handler.hello(), None
+        wire.send(hello.to_bytes())
+        try:
+            frame = self._first_frame(wire)
+        finally:
+            if frame or wire.connected:  # else HELLO has not left
+                self.on_frame("server", "out", hello)
+        self.on_frame("server", "in", frame)
         if frame.kind == FrameKind.REFUSE:
             self._refused(frame)
         if frame.kind != FrameKind.WELCOME:
             raise WireError(f"expected WELCOME, got {frame.kind.name}.")
+
+    def _first_frame(self, wire: Wire) -> Frame:
+        deadline = time.monotonic() + self.timeouts.welcome
+        while True:
+            try:
+                return Frame.from_bytes(wire.receive(min(self.timeouts.tick, self.timeouts.welcome)))
+            except TimeoutError:
+                self._look()
+                if time.monotonic() > deadline:
+                    raise
 
     def _refused(self, frame: Frame) -> None:
         table = frame.json()
@@ -136,34 +166,33 @@ class Dialler:
 
     def _serve(self, wire: Wire) -> None:
         """Respond to frames until STOP."""
-        began = time.perf_counter()
+        began, repeated = time.perf_counter(), 0
         while True:
+            self._look()  # whatever is received, and however much of it
             try:
                 frame = self._receive(wire, self.timeouts.tick)
             except TimeoutError:
-                self.on_tick()
-                if self.stopping.is_set():
-                    self._leave()
                 continue
             if frame.kind == FrameKind.REFUSE:
                 self._refused(frame)
-            if frame.kind == FrameKind.WELCOME:  # a duplicate
+            if frame.kind == FrameKind.WELCOME and repeated < MOST_REPEATED:
+                repeated += 1
                 continue
             self.waited += time.perf_counter() - began
-            try:
-                response = self.handler.respond(frame)
-            except WorkerError:  # a failure on our side: the server waits, as after a crash
-                raise
-            except EfvflError as error:
-                self._send(wire, json_frame(FrameKind.REFUSE, {"code": "wrong", "text": str(error)}))
-                raise
-            if response is None:
-                continue
-            self._send(wire, response)
-            if response.kind == FrameKind.BYE:
-                return
-            self.handler.save_if_due()
-            self.on_tick()
-            if self.stopping.is_set():
-                self._leave()
+            response = self._respond(wire, frame)
+            if response:
+                self._send(wire, response)
+                if response.kind == FrameKind.BYE:
+                    return
+                self.handler.save_if_due()
             began = time.perf_counter()
+
+    def _respond(self, wire: Wire, frame: Frame) -> Frame | None:
+        """Return the response to a frame; if it is refused, tell the server why."""
+        try:
+            return self.handler.respond(frame)
+        except WorkerError:  # a failure on our side: the server waits, as after a crash
+            raise
+        except EfvflError as error:
+            self._send(wire, json_frame(FrameKind.REFUSE, {"code": "wrong", "text": str(error)}))
+            raise

@@ -85,3 +85,12 @@ class FaultyWire:
     def close(self) -> None:
         """Close the wire. A delayed frame is lost."""
         self._wire.close()
+
+    def trust(self) -> None:
+        """Receive frames as long as agreed from now on."""
+        self._wire.trust()
+
+    @property
+    def connected(self) -> bool:
+        """Whether what was sent first has left, or was lost on purpose."""
+        return self._wire.connected

@@ -6,6 +6,7 @@ memory. A wrong checksum closes the connection, and the next handshake finds out
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,8 @@ from efvfl.wire.message import Kind as MessageKind
 from efvfl.wire.message import Message
 from efvfl.wire.packet import Packet, Reader, number
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
+DIGEST: Final = 16  # bytes of a digest of a request, or of what is remembered
 PIECE: Final = 1 << 20  # bytes of one gRPC message: gRPC itself refuses more than 4 MiB unless told otherwise
 MAX_JSON: Final = 1 << 20  # bytes of a frame that carries JSON
 
@@ -33,8 +35,8 @@ class FrameKind(IntEnum):
     REPLY = 5  # party: the answer to request n
     ASK = 6  # server: exact representations of rows, to evaluate or predict; changes nothing
     ANSWER = 7  # party: those representations
-    STOP = 8  # server: the run ends after request n
-    BYE = 9  # party: saved, and leaving
+    STOP = 8  # server: the run ends after request n; a digest of what it remembers of this party
+    BYE = 9  # party: saved, and leaving; a digest of what it remembers
 
 
 _KINDS = frozenset(FrameKind)
@@ -83,6 +85,11 @@ class Frame:
 def json_frame(kind: FrameKind, table: Mapping[str, Any], number: int = 0, durable: int = 0) -> Frame:
     """Return a frame that carries JSON."""
     return Frame(kind, number, durable, json.dumps(table, sort_keys=True, allow_nan=False).encode())
+
+
+def digest_of(data: bytes) -> bytes:
+    """Return a digest by which a request can be told from another one."""
+    return hashlib.blake2b(data, digest_size=DIGEST).digest()
 
 
 def pieces(data: bytes) -> Iterator[bytes]:
@@ -146,8 +153,3 @@ def unpack(data: bytes) -> dict[str, Message]:
         messages[name] = Message(MessageKind(code >> 1), step, blocks, bool(code & 1))
     reader.end("log entry")
     return messages
-
-
-def printable(text: str) -> str:
-    """Return a text without control characters: it may come from another organisation, and goes to a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)

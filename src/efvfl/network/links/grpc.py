@@ -11,11 +11,13 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeAlias
 
-from efvfl.errors import ConfigError, LinkError, WireError
+from efvfl.errors import ConfigError, LinkError, WireError, printable
 from efvfl.network.identity.certificates import SERVER, Credentials, peer_name
-from efvfl.network.links.frame import PIECE, Assembler, pieces
+from efvfl.network.links.connection_guard import PERIOD, ConnectionGuard, ConnectionLimits
+from efvfl.network.links.frame import MAX_JSON, PIECE, Assembler, pieces
 from efvfl.network.links.wire import Wire
 from efvfl.util.extras import optional
 
@@ -23,6 +25,7 @@ with optional("network", "a federation over a network"):
     import grpc
 
 METHOD = "/efvfl.Federation/Link"
+FIRST = MAX_JSON + 64  # bytes of a frame of somebody who is not welcome yet: a HELLO is all that it may send
 
 # A half-open connection is detected within about 20 seconds; without the ping timeout it took gRPC a minute.
 _OPTIONS: list[tuple[str, Any]] = [
@@ -47,19 +50,25 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 Outgoing: TypeAlias = "queue.SimpleQueue[bytes | None]"  # pieces to be sent; None closes the stream
 
 
-def _pieces(outgoing: Outgoing) -> Iterator[bytes]:
+def _pieces(outgoing: Outgoing, sent: threading.Event) -> Iterator[bytes]:
     while (piece := outgoing.get()) is not None:
         yield piece
+        sent.set()  # gRPC asks for another piece once a connection has taken this one
 
 
 class GrpcWire:
     """One end of a gRPC stream."""
 
-    def __init__(self, incoming: Iterator[bytes], outgoing: Outgoing, limit: int) -> None:
-        """Read pieces from `incoming` and put them in the queue `outgoing`; accept frames of up to `limit` bytes."""
+    def __init__(self, incoming: Iterator[bytes], outgoing: Outgoing, limit: int, sent: threading.Event) -> None:
+        """Read pieces from `incoming` and put them in the queue `outgoing`; `sent` is set when the first has left.
+
+        Frames may have up to `limit` bytes, but only FIRST until `trust` is called.
+        """
         self._incoming = incoming
         self._outgoing = outgoing
-        self._assembler = Assembler(limit)
+        self._limit = limit
+        self._assembler = Assembler(min(FIRST, limit))
+        self._sent = sent
         self._closed = False
         self._reason = "the stream is closed."
 
@@ -90,10 +99,19 @@ class GrpcWire:
         self._closed = True
         self._outgoing.put(None)
 
+    def trust(self) -> None:
+        """Receive frames as long as agreed from now on."""
+        self._assembler.limit = self._limit
+
+    @property
+    def connected(self) -> bool:
+        """Whether the first piece has left."""
+        return self._sent.is_set()
+
 
 def _reason(error: grpc.RpcError) -> str:
     code = error.code().name if isinstance(error, grpc.Call) else "UNKNOWN"
-    return f"{code}: {error.details() if isinstance(error, grpc.Call) else error}"
+    return printable(f"{code}: {error.details() if isinstance(error, grpc.Call) else error}")  # a text of the peer
 
 
 class QueuedWire:
@@ -132,6 +150,15 @@ class QueuedWire:
             raise item
         return item
 
+    def trust(self) -> None:
+        """Receive frames as long as agreed from now on."""
+        self._wire.trust()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the first piece has left."""
+        return self._wire.connected
+
     def close(self) -> None:
         """End the stream, and a moment later the connection: closing that at once would lose frames in transit."""
         self._wire.close()
@@ -146,6 +173,7 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.accept = accept
         self.limit = limit
         self.secure = secure
+        self.guard: ConnectionGuard | None = None  # there is one as soon as the port is known
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         return grpc.stream_stream_rpc_method_handler(self._link) if details.method == METHOD else None
@@ -154,23 +182,29 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         name = peer_name(context.auth_context()) if self.secure else None
         if self.secure and name is None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "a certificate of this federation is needed.")
+        if self.guard:
+            self.guard.opened(context.peer())
+            context.add_callback(partial(self.guard.closed, context.peer()))
         outgoing: Outgoing = queue.SimpleQueue()
-        wire = GrpcWire(incoming, outgoing, self.limit)
+        sent = threading.Event()
+        wire = GrpcWire(incoming, outgoing, self.limit, sent)
         context.add_callback(wire.close)
         self.accept(wire, name)
-        yield from _pieces(outgoing)
+        yield from _pieces(outgoing, sent)
 
 
 def listen(
     address: str, credentials: Credentials | None, limit: int, parties: int, accept: Callable[[Wire, str | None], None]
 ) -> tuple[grpc.Server, int]:
     """Open the server's port; return the server and the port. Without credentials, only on a loopback address."""
+    limits = ConnectionLimits.of(parties)
     server = grpc.server(
         ThreadPoolExecutor(2 * parties + 4, thread_name_prefix="efvfl-grpc"),
-        options=_SERVER_OPTIONS,
+        options=[*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", limits.total)],
         maximum_concurrent_rpcs=2 * parties + 4,
     )
-    server.add_generic_rpc_handlers((_Service(accept, limit, credentials is not None),))
+    service = _Service(accept, limit, credentials is not None)
+    server.add_generic_rpc_handlers((service,))
     try:
         if credentials is None:
             refuse_plaintext_beyond_loopback(address)
@@ -184,8 +218,16 @@ def listen(
         raise ConfigError(
             f"cannot listen on {address} ({error}): is another server running, or is the port not ours?"
         ) from error
+    service.guard = ConnectionGuard(port, limits)
     server.start()
+    threading.Thread(target=_watch, args=(server, service.guard), daemon=True, name="efvfl-guard").start()
     return server, port
+
+
+def _watch(server: grpc.Server, guard: ConnectionGuard) -> None:
+    """Look after the connections until the server is stopped."""
+    while server.wait_for_termination(PERIOD):  # True: the time is over, and it runs on
+        guard.look()
 
 
 def dial(
@@ -200,8 +242,11 @@ def dial(
         options = [*_OPTIONS, ("grpc.ssl_target_name_override", SERVER)]
         channel = grpc.secure_channel(address, secret, options=options)
     outgoing: Outgoing = queue.SimpleQueue()
-    call = channel.stream_stream(METHOD)(_pieces(outgoing))
-    return QueuedWire(GrpcWire(call, outgoing, limit), call, channel, on_close)
+    sent = threading.Event()
+    call = channel.stream_stream(METHOD)(_pieces(outgoing, sent))
+    wire = GrpcWire(call, outgoing, limit, sent)
+    wire.trust()  # the server may send what it likes right after WELCOME, which another thread reads
+    return QueuedWire(wire, call, channel, on_close)
 
 
 def port_of(address: str) -> int:

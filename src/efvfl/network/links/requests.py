@@ -5,8 +5,8 @@ says how many it has handled; it is sent the next one, from the log if need be, 
 party that is ahead, because the server restarted from a checkpoint, replies again from its own log. So nobody ever
 rolls back.
 
-With a pipeline, request n + 1 is sent before reply n is here. Replies are taken in order all the same: one that comes
-before its turn is put aside unread.
+With a pipeline, further requests are sent before reply n is here. Replies are taken in order all the same: one that
+comes before its turn is put aside unread.
 """
 
 from __future__ import annotations
@@ -18,31 +18,21 @@ from functools import partial
 from typing import Any, Protocol
 
 from efvfl.errors import AbsentError, EfvflError, ProtocolError
+from efvfl.network.links.checks import Checks, ahead
 from efvfl.network.links.connections import Connection, Connections, Hooks, ServerTimeouts
 from efvfl.network.links.frame import Frame, FrameKind, json_frame, pack, unpack
 from efvfl.network.links.message_log import MessageLog
 from efvfl.network.links.presence import Presence
-from efvfl.training.transport import Request
+from efvfl.training.transport import Handler, Request
 from efvfl.wire.ledger import Ledger
 from efvfl.wire.message import Kind, Message
 
 
-class LocalParty(Protocol):
+class LocalParty(Handler, Protocol):
     """A party in the server's own process: what it exchanges with the server is not sent."""
-
-    def handle(self, message: Message) -> Message:
-        """Return the reply to a message."""
 
     def answer(self, question: bytes) -> bytes:
         """Return the answer to a question."""
-
-
-@dataclass(frozen=True)
-class Checks:
-    """What refuses a party, by raising."""
-
-    greet: Callable[[str, dict[str, Any], int], None]  # a party, its HELLO, and how many requests it has handled
-    reply: Callable[[str, Message, Message], None]  # a party, its reply, and what it was asked
 
 
 @dataclass(frozen=True)
@@ -63,12 +53,12 @@ class Requests(Connections):
         message_log: MessageLog,
         ledger: Ledger,
         checks: Checks,
-        patience: ServerTimeouts | None = None,
+        timeouts: ServerTimeouts | None = None,
         hooks: Hooks | None = None,
         local: Mapping[str, LocalParty] | None = None,
     ) -> None:
         """Serve the parties that are expected, and those in this process."""
-        super().__init__(presence, patience, hooks)
+        super().__init__(presence, timeouts, hooks)
         self.message_log = message_log
         self.ledger = ledger
         self.checks = checks
@@ -78,7 +68,7 @@ class Requests(Connections):
         self.told: set[str] = set()  # parties that know that all is done
         self._out: dict[int, Out] = {}  # by number
         self._replies: dict[str, tuple[Message, bytes]] = {}  # to the oldest of them
-        self._early: dict[str, Frame] = {}  # replies received before their turn, unread
+        self._early: dict[tuple[str, int], Frame] = {}  # replies received before their turn, unread; by number
         self._question: dict[str, bytes] = {}
         self._asked = 0
         self._answers: dict[str, bytes] = {}
@@ -113,9 +103,9 @@ class Requests(Connections):
         self.message_log.append(number, pack(messages), durable=self.presence.on_missing == "stale")
         out = self._packed(messages)
         for name in out.data:
-            left, link = self.presence.rejoin(name), self.links.get(name)
-            if left is not None and link is not None and link.position > left:
-                link.position = number  # else it first needs what it missed before it left
+            left, connection = self.presence.rejoin(name), self.connections.get(name)
+            if left is not None and connection is not None and connection.position > left:
+                connection.position = number  # else it first needs what it missed before it left
         self._out[number] = out
         self._advance()
 
@@ -165,7 +155,7 @@ class Requests(Connections):
         return self._given_up(open_) and bool(self._replies or self.back())
 
     def _given_up(self, names: Iterable[str]) -> bool:
-        return self.presence.given_up(names, self.patience.stale)
+        return self.presence.given_up(names, self.timeouts.stale)
 
     def back(self) -> list[str]:
         """Return who was away and can take part again: connected, and done with all it was asked before it left."""
@@ -174,8 +164,8 @@ class Requests(Connections):
             following = unpack(self.message_log.read(number))
             return [name for name, message in following.items() if message.kind == Kind.SYNC]
         left = self.presence.left
-        links = [self.links[name] for name in left if name in self.links]
-        return [link.name for link in links if not link.waiting and link.position > left[link.name]]
+        here = [self.connections[name] for name in left if name in self.connections]
+        return [party.name for party in here if not party.waiting and party.position > left[party.name]]
 
     def ask(
         self,
@@ -202,10 +192,10 @@ class Requests(Connections):
         """Tell the parties that all is done and wait until they have saved; return those that did not."""
         self._finished = True
         self._advance()
-        deadline = time.monotonic() + self.patience.linger
+        deadline = time.monotonic() + self.timeouts.linger
         while self._listen():  # a party that died after its BYE may be back: it is told again
             pass
-        self._wait(lambda: (self.told >= set(self.names) and not self.links) or time.monotonic() > deadline)
+        self._wait(lambda: (self.told >= set(self.names) and not self.connections) or time.monotonic() > deadline)
         return set(self.names) - self.told
 
     def state_dict(self) -> dict[str, Any]:
@@ -225,37 +215,43 @@ class Requests(Connections):
         self.told = set(state["told"])
         self.presence.load_state_dict(state["presence"])
 
-    # One thing at a time on every link, but for requests of a pipeline.
+    # One thing at a time on every connection, but for requests of a pipeline.
 
     def _advance(self) -> None:
-        for link in list(self.links.values()):
-            self._next(link)
+        for connection in list(self.connections.values()):
+            self._next(connection)
 
-    def _next(self, link: Connection) -> None:
+    def _next(self, connection: Connection) -> None:
         """Send a party whatever it needs next, if anything: what it has missed one by one, then all that is out."""
-        name = link.name
-        if any(frame.kind != FrameKind.REQUEST or frame.number < self.number for frame in link.waiting):
+        name = connection.name
+        if any(frame.kind != FrameKind.REQUEST or frame.number < self.number for frame in connection.waiting):
             return
-        while link.position < min(self.number, self.presence.left.get(name, self.number - 1) + 1):
-            missed = unpack(self.message_log.read(link.position)).get(name)
+        while connection.position < min(self.number, self.presence.left.get(name, self.number - 1) + 1):
+            missed = unpack(self.message_log.read(connection.position)).get(name)
             if missed:
-                self._send(link, self._request(link.position, missed.to_bytes()))
+                self._send(connection, self._request(connection.position, missed.to_bytes()))
                 return
-            link.position += 1  # asked of the others while it was away
+            connection.position += 1  # asked of the others while it was away
         for number, out in self._out.items():
-            if name in out.data and not link.asked(FrameKind.REQUEST, number) and not self._answered(name, number):
-                self._send(link, self._request(number, out.data[name]))
-        if link.waiting:
+            if (
+                name in out.data
+                and not connection.asked(FrameKind.REQUEST, number)
+                and not self._answered(name, number)
+            ):
+                self._send(connection, self._request(number, out.data[name]))
+        if connection.waiting:
             return
         if name in self._question and name not in self._answers:
-            self._send(link, Frame(FrameKind.ASK, self._asked, self.durable, self._question[name]))
+            if connection.position > self.number:  # then this checkpoint is from before an evaluation
+                self._refuse(connection, "wrong", ahead(name, connection.position, self.number))
+                return
+            self._send(connection, Frame(FrameKind.ASK, self._asked, self.durable, self._question[name]))
         elif self._finished:  # one that was away to the end has not heard of the last requests
-            number = link.position if name in self.presence.left else self.number
-            self._send(link, Frame(FrameKind.STOP, number, self.durable))
+            number = connection.position if name in self.presence.left else self.number
+            self._send(connection, Frame(FrameKind.STOP, number, self.durable, self.checks.stop(name)))
 
     def _answered(self, name: str, number: int) -> bool:
-        early = self._early.get(name)
-        return (number == self.number and name in self._replies) or (early is not None and early.number == number)
+        return (number == self.number and name in self._replies) or (name, number) in self._early
 
     def _request(self, number: int, data: bytes) -> Frame:
         return Frame(FrameKind.REQUEST, number, self.durable, data)
@@ -264,7 +260,7 @@ class Requests(Connections):
         super()._look_at_clock()
         if self.presence.on_missing == "stop" and not self._finished:
             for name, gone in self.presence.missing_for().items():
-                if gone > self.patience.absent:
+                if gone > self.timeouts.absent:
                     raise AbsentError(
                         f"{name} has been missing for {gone:,.0f} seconds, and on_missing is 'stop'. Everything is "
                         "saved: start again when it is back, or set on_missing = 'wait'."
@@ -277,17 +273,18 @@ class Requests(Connections):
                 "folder is older than it was when it last spoke. Was it restored from a backup? Put its newest folder "
                 "back, or start all anew in empty folders."
             )
-        self.checks.greet(name, table, frame.number)
+        self.checks.hello(name, table, frame.number)
+        self._marks.pop(name, None)  # it may have gone back to the checkpoint before its last
         self._mark(name, frame)
         return json_frame(FrameKind.WELCOME, {"number": self.number}, durable=self.durable)
 
-    def _handle(self, link: Connection, frame: Frame) -> None:
+    def _handle(self, connection: Connection, frame: Frame) -> None:
         if frame.kind == FrameKind.REPLY:
-            self._reply(link, frame)
+            self._reply(connection, frame)
         elif frame.kind == FrameKind.ANSWER:
-            self._answer(link, frame)
+            self._answer(connection, frame)
         elif frame.kind == FrameKind.BYE:
-            self._bye(link, frame)
+            self._bye(connection, frame)
         else:
             raise ProtocolError(f"a party does not send {frame.kind.name}.")
 
@@ -295,51 +292,57 @@ class Requests(Connections):
         """Note how far a party's own checkpoint is."""
         self._marks[name] = max(self._marks.get(name, 0), min(frame.durable, frame.number + 1))
 
-    def _reply(self, link: Connection, frame: Frame) -> None:
-        self._mark(link.name, frame)
-        asked = link.asked(FrameKind.REQUEST, frame.number)
+    def _reply(self, connection: Connection, frame: Frame) -> None:
+        self._mark(connection.name, frame)
+        asked = connection.asked(FrameKind.REQUEST, frame.number)
         if asked is None:
-            if frame.number < max(link.position, self.number):
+            if frame.number < max(connection.position, self.number):
                 return  # repeated on its way
-            raise ProtocolError(f"{link.name} sent reply {frame.number}, which nobody asked for.")
+            raise ProtocolError(f"{connection.name} sent reply {frame.number}, which nobody asked for.")
         if frame.number == self.number:
-            self._take(link.name, frame)
+            self._take(connection.name, frame)
         elif frame.number > self.number:
-            self._early[link.name] = frame
-        link.waiting.remove(asked)
-        link.position = max(link.position, frame.number + 1)
-        self._next(link)
+            self._early[connection.name, frame.number] = frame
+        else:
+            self.presence.answered(connection.name)
+        connection.waiting.remove(asked)
+        connection.position = max(connection.position, frame.number + 1)
+        self._next(connection)
 
     def _take(self, name: str, frame: Frame) -> None:
         """Take a reply to the oldest request that is out."""
         message = Message.from_bytes(frame.body)
         self.checks.reply(name, message, self._out[self.number].messages[name])
         self._replies[name] = (message, frame.body)
+        self.presence.answered(name)
 
     def _take_early(self) -> None:
         """Take the replies whose turn has come; one that is wrong is asked for again, if its party comes back."""
-        early, self._early = self._early, {}
-        for name, frame in early.items():
+        due = [(name, number) for name, number in self._early if number <= self.number]
+        for name, number in due:
+            frame = self._early.pop((name, number))
             try:
                 self._take(name, frame)
             except EfvflError as error:
-                if name in self.links:
-                    self._refuse(self.links[name], "wrong", str(error))
+                if name in self.connections:
+                    self._refuse(self.connections[name], "wrong", str(error))
 
-    def _answer(self, link: Connection, frame: Frame) -> None:
-        asked = link.asked(FrameKind.ASK, frame.number)
+    def _answer(self, connection: Connection, frame: Frame) -> None:
+        asked = connection.asked(FrameKind.ASK, frame.number)
         if asked is None:
             if frame.number <= self._asked:
                 return  # repeated on its way
-            raise ProtocolError(f"{link.name} sent answer {frame.number}, which nobody asked for.")
-        link.waiting.remove(asked)
-        if frame.number == self._asked and link.name in self._question:
-            self._check_answer(link.name, frame.body)
-            self._answers[link.name] = frame.body
-        self._next(link)
+            raise ProtocolError(f"{connection.name} sent answer {frame.number}, which nobody asked for.")
+        connection.waiting.remove(asked)
+        if frame.number == self._asked and connection.name in self._question:
+            self._check_answer(connection.name, frame.body)
+            self._answers[connection.name] = frame.body
+        self.presence.answered(connection.name)
+        self._next(connection)
 
-    def _bye(self, link: Connection, frame: Frame) -> None:
-        self._mark(link.name, frame)
-        if self._finished and (frame.number >= self.number or link.name in self.presence.left):
-            self.told.add(link.name)
-        self._drop(link, "it said BYE")
+    def _bye(self, connection: Connection, frame: Frame) -> None:
+        self._mark(connection.name, frame)
+        if self._finished and (frame.number >= self.number or connection.name in self.presence.left):
+            self.told.add(connection.name)
+            self.checks.bye(connection.name, frame.body)
+        self._drop(connection, "it said BYE")

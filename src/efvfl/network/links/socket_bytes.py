@@ -5,14 +5,14 @@ Linux counts what every TCP connection has sent and received. On other systems n
 
 from __future__ import annotations
 
-import os
+import contextlib
 import socket
 import struct
-from collections.abc import Iterator
+
+from efvfl.network.links.own_sockets import own_sockets
 
 # Linux's struct tcp_info: tcpi_bytes_received and, since 4.19, tcpi_bytes_sent, which includes retransmissions.
 _COUNTS = struct.Struct("<128xQ64xQ")
-_FOLDER = "/proc/self/fd"
 
 
 class SocketBytes:
@@ -21,38 +21,35 @@ class SocketBytes:
     def __init__(self, port: int) -> None:
         """Count all connections to or from `port`."""
         self.port = port
-        self._counts: dict[tuple[object, object], tuple[int, int]] = {}  # by both addresses; closed connections stay
+        self._open: dict[tuple[object, object], tuple[int, int]] = {}  # by both addresses
+        self._closed = (0, 0)  # of connections that are gone
 
     def totals(self) -> tuple[int, int]:
         """Return the bytes sent and received so far; a closed connection counts as it was when last seen."""
-        for ends, counts in _connections(self.port):
-            self._counts[ends] = counts
-        sent, received = zip(*self._counts.values(), strict=True) if self._counts else ((0,), (0,))
-        return sum(sent), sum(received)
+        with contextlib.suppress(OSError):  # no file can be opened now: the next count has what this one lacks
+            self._look()
+        counts = [self._closed, *self._open.values()]
+        return sum(sent for sent, _ in counts), sum(received for _, received in counts)
+
+    def _look(self) -> None:
+        found = _counts(self.port)
+        gone = [counts for ends, counts in self._open.items() if ends not in found]
+        # A new connection between the same two ends begins at zero again: the old one is gone.
+        gone += [old for ends, old in self._open.items() if ends in found and found[ends] < old]
+        self._closed = (self._closed[0] + sum(n for n, _ in gone), self._closed[1] + sum(n for _, n in gone))
+        self._open = found
 
 
-def _connections(port: int) -> Iterator[tuple[tuple[object, object], tuple[int, int]]]:
-    """Yield the addresses and counts of every connection of this process to or from a port."""
-    if not hasattr(socket, "TCP_INFO") or not os.path.isdir(_FOLDER):
-        return
-    for name in os.listdir(_FOLDER):
-        try:
-            if not os.readlink(f"{_FOLDER}/{name}").startswith("socket:"):
+def _counts(port: int) -> dict[tuple[object, object], tuple[int, int]]:
+    """Return the bytes sent and received on every connection of this process to or from a port."""
+    found = {}
+    if hasattr(socket, "TCP_INFO"):
+        for own in own_sockets(port):
+            try:
+                data = own.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.size)
+            except OSError:  # closed meanwhile
                 continue
-            found = socket.socket(fileno=int(name))  # not a copy: one that outlives gRPC's would stay in its epoll set
-        except OSError:  # closed meanwhile
-            continue
-        try:
-            if found.type != socket.SOCK_STREAM or found.family not in (socket.AF_INET, socket.AF_INET6):
-                continue
-            here, there = found.getsockname(), found.getpeername()
-            if port not in (here[1], there[1]):
-                continue
-            data = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.size)
-        except OSError:  # closed meanwhile, or listening only
-            continue
-        finally:
-            found.detach()  # gRPC owns it
-        if len(data) == _COUNTS.size:
-            received, sent = _COUNTS.unpack(data)
-            yield (here, there), (sent, received)
+            if len(data) == _COUNTS.size:
+                received, sent = _COUNTS.unpack(data)
+                found[own.here, own.there] = (sent, received)
+    return found

@@ -20,6 +20,13 @@ class Wire(Protocol):
     def close(self) -> None:
         """Close the wire. What was sent before still arrives."""
 
+    def trust(self) -> None:
+        """Receive frames as long as agreed from now on: until it is known who sends them, they must be short."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether what was sent first has left: one may send before a connection is there, or comes about at all."""
+
 
 class MemoryWire:
     """One end of a wire within a process."""
@@ -52,6 +59,14 @@ class MemoryWire:
         self._closed = True
         self._incoming.put(None)
         self._outgoing.put(None)
+
+    def trust(self) -> None:
+        """Do nothing: frames within a process may have any length."""
+
+    @property
+    def connected(self) -> bool:
+        """Always."""
+        return True
 
 
 def memory_pair() -> tuple[MemoryWire, MemoryWire]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import time
 from collections import defaultdict
@@ -15,6 +17,7 @@ from efvfl.errors import CheckpointError, ConfigError, WireError
 from efvfl.network.align.messages import AlignmentKind
 from efvfl.network.links.frame import PIECE, Frame, FrameKind
 from efvfl.network.links.socket_bytes import SocketBytes
+from efvfl.util.files import private
 from efvfl.wire.message import Kind
 from efvfl.wire.packet import Reader, number
 
@@ -29,25 +32,25 @@ CONTENTS = {
     "aggregate": "the combined representation of the batch, the fusion model where it is sent, which rows are left out",
     "sync": "what a party that was away has missed: its own surrogate as the server has it, others' where relayed",
     "ready": "nothing: learnt, and waiting",
-    "hello": "name, shared settings, numbers of rows, salted digests of their ids' order and of the memory",
+    "hello": "name, shared settings, numbers of rows, digests of their ids' order, of memories and of the last request",
     "welcome": "how many requests there have been",
     "refuse": "why the other side is refused, as a text",
     "ask": "which rows to represent exactly: a split and places, or ids",
     "answer": "exact representations of rows, to evaluate or predict; outside the count of training bytes",
-    "ask-size": "nothing: how many shards are needed",
-    "answer-size": "that number, so about how many ids the party holds, and how many processes it has",
+    "ask-size": "how many ids the label holder brings",
+    "answer-size": "how many ids the party brings",
     "ask-blinded": "the label holder's ids as points that look random without its key",
     "answer-blinded": "these points under the party's key too, and its ids as points that look random without its key",
     "ask-digests": "a salt",
     "answer-digests": "salted digests of all the party's ids: who has the salt can test guesses",
-    "ask-order": "a salt",
-    "answer-order": "how many ids the party holds, and one salted digest of all of them in order",
-    "ask-rows": "the ids that all share and their splits; with align = 'none' the splits alone",
-    "answer-rows": "how many of them were received",
+    "ask-rows": "places of the party's own points or digests that all share, and a test whether both hold that list",
+    "answer-rows": "how many of them were received, and the response to the test",
+    "ask-splits": "the splits of the shared rows, in the order of the ids",
+    "answer-splits": "how many of them were received",
     "ask-void": "why there is no list of shared rows",
     "answer-void": "nothing",
-    "stop": "nothing: all is done",
-    "bye": "nothing: saved",
+    "stop": "a digest of what both remember: all is done",
+    "bye": "the same digest, as the party has it: saved",
 }
 
 _ALIGNMENT_KINDS = {bytes((kind,)): kind.name.lower() for kind in AlignmentKind}
@@ -74,8 +77,9 @@ class AuditLog:
     def __init__(self, folder: Path) -> None:
         """Append to the folder's file."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = open(folder / FILE, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Unbuffered: closing it must not try again to write what did not fit on a full disk.
+            self._file = open(folder / FILE, "ab", buffering=0, opener=private)  # noqa: SIM115
         except OSError as error:
             raise CheckpointError(f"cannot write {folder / FILE}: {error}.") from error
         self.totals: dict[str, int] = {"in": 0, "out": 0}
@@ -116,10 +120,17 @@ class AuditLog:
             self.count()
 
     def _write(self, line: dict[str, Any]) -> None:
+        data, place = json.dumps(line).encode() + b"\n", self._file.tell()
         try:
-            self._file.write(json.dumps(line) + "\n")
+            if self._file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, "only a part was written")
         except OSError as error:
-            raise CheckpointError(f"cannot write the ledger: {error}.") from error
+            with contextlib.suppress(OSError):  # half a line must not precede the next one
+                self._file.truncate(place)
+            raise CheckpointError(
+                f"cannot write {self._file.name}: {error}. Free some space, then give the same command again: all goes "
+                "on from what was saved."
+            ) from error
 
     def close(self) -> None:
         """Close the file."""

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from pathlib import Path
 
 from efvfl.errors import CheckpointError, ConfigError
+from efvfl.util.files import private
+
+log = logging.getLogger("efvfl")
 
 
 class Lock:
     """An exclusive lock on a folder, until it is released or the process ends for any reason."""
 
     def __init__(self, folder: Path) -> None:
-        """Lock the folder; ConfigError names the process that has it."""
+        """Lock the folder, and make it if need be; ConfigError names the process that has it."""
         path = folder / "lock"
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it will hold models in plain form
-            self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it will hold models, ids and labels in plain form
+            mode = folder.stat().st_mode & 0o777
+            self._file = open(path, "a+", encoding="utf-8", opener=private)  # noqa: SIM115
         except OSError as error:
             raise CheckpointError(f"cannot write {path}: {error}.") from error
+        if mode & 0o077:  # it was there before, and may be somebody's whole home: its owner decides
+            log.warning(
+                "%s is open to other users (mode %03o), and will hold models and ids: chmod 700 it", folder, mode
+            )
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

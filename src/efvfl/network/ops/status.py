@@ -50,7 +50,7 @@ class StatusLine:
         if self.mode == "json":
             print(json.dumps(finite_or_null({"time": round(time.time(), 3), "event": text, **more})), flush=True)
         elif self.mode == "live":
-            self.console.print(text, soft_wrap=True, highlight=False)
+            self.console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def close(self) -> None:
         """Remove the live line."""

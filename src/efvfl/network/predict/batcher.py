@@ -2,35 +2,46 @@
 
 Cached rows need no party and are predicted in the thread that asks. Other requests wait in a short queue; all that
 have gathered there while the parties were busy become one question.
+
+A row counts towards a party's limit also if the party does not hold it. So ids that may not exist are asked for first,
+few at a time, and a request is given up at the first that does not. The answer then has no rows, though all that were
+asked for have counted: those that the party holds are remembered, and not asked for beside an unsure one again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from efvfl.errors import DataError, Interrupted, ProtocolError
-from efvfl.network.predict.cache import MeanRepresentations, RepresentationCache, Rows
+from efvfl.core.fusion import predict_alone
+from efvfl.errors import Interrupted
+from efvfl.network.links.frame import Frame, FrameKind
+from efvfl.network.predict.cache import IdMemory, MeanRepresentations, RepresentationCache, Rows
 from efvfl.network.predict.prediction import Declined, Prediction, prediction_columns
-from efvfl.network.training.questions import CHUNK, MAX_QUESTION, lacking, question, read_answer
+from efvfl.network.predict.prefetch import Prefetch, Span, first_part
+from efvfl.network.training.questions import CHUNK, lacking, question, read_answer
 from efvfl.network.training.server_process import ServerProcess
 
+log = logging.getLogger("efvfl")
+
 QUEUE_SIZE = 64  # requests that may wait for parties
+GUESSES = 256  # ids that may not exist, of one request, that parties are asked for at first; doubled every time
+HELD = 1_000_000  # ids of each party that it is known to hold
+REST = 60  # seconds in which a party that refused is not asked
 
 Representations: TypeAlias = dict[str, dict[str, Rows]]  # by party and id, one row each
-UnknownIds: TypeAlias = dict[str, set[str]]  # by party: ids that it does not hold
-Span: TypeAlias = tuple[str, int, int]  # a split, and a range of its rows
+Unknown: TypeAlias = dict[str, set[str]]  # by party: ids that it does not hold
 
 
 @dataclass(frozen=True)
@@ -42,13 +53,16 @@ class ServiceSettings:
     cache_rows: int = 1_000_000  # capacity for every party
     warm: bool = False  # fetch all rows of the splits at the start
     fallback: Literal["mean", ""] = ""  # what replaces a missing party's representation
+    quota: int = 100_000  # ids a minute, of one client; 0: no limit
+    unknown: int = 1_000  # ids an hour that some party does not hold, of one client; 0: no limit
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Request:
     ids: list[str]
     deadline: float
     future: Future[Prediction] = field(default_factory=Future)
+    guesses: int = GUESSES  # how many ids that may not exist are asked for next
 
 
 def _decline(batch: list[_Request]) -> None:
@@ -66,15 +80,22 @@ class PredictionBatcher:
         self.settings = settings
         self.requests = process.requests
         self.requests.presence.on_missing = "wait"  # a service outlives the absence of a party
-        self.widths = dict(zip(process.holding.names, process.plan.widths, strict=True))
+        self.widths = dict(zip(process.data.names, process.plan.widths, strict=True))
         self.caches = {name: RepresentationCache(settings.cache_rows, width) for name, width in self.widths.items()}
         self.fusion = process.server.fusion.eval()  # nothing is trained here
         self.means = MeanRepresentations(process.folder / "means.safetensors", self.fusion, self.requests.number)
         self.error: Exception | None = None  # what ended the thread
         self._ended = threading.Event()
         self._queue: queue.Queue[_Request] = queue.Queue(QUEUE_SIZE)
-        self._spans = {name: deque(self._spans_to_fetch(name)) for name in self.widths}
-        self._sums = {name: np.zeros(width) for name, width in self.widths.items()}
+        data = process.data
+        self._trained = {i for ids in data.trained_ids.values() for i in ids}  # all parties hold these
+        self._own = {i for ids in data.ids.values() for i in ids} if process.local else None  # of the party here
+        self._unknown = {name: IdMemory() for name in self.widths}
+        self._held = {name: IdMemory(HELD, math.inf) for name in self.widths}  # beside those of the training
+        self._refused: dict[str, float] = {}  # when a party last refused to answer
+        self.requests.hooks = replace(self.requests.hooks, on_frame=self._watch(self.requests.hooks.on_frame))
+        mean_of = self.requests.names if settings.fallback == "mean" else ()
+        self.prefetch = Prefetch(data.trained_ids, self.caches, self.means, settings.warm, mean_of)
 
     # Called by other threads.
 
@@ -94,20 +115,27 @@ class PredictionBatcher:
         try:
             self._queue.put_nowait(request)
         except queue.Full as error:
-            raise Declined(
-                429, f"{QUEUE_SIZE} requests are waiting for the parties already. Try again in a moment."
-            ) from error
+            text = f"{QUEUE_SIZE} requests are waiting for the parties already. Try again in a moment."
+            raise Declined(429, text, retry=1) from error
         self.requests.wake()
         if self._ended.is_set():
             self._decline_all()
         return request.future
+
+    def guesses(self, ids: list[str]) -> int:
+        """Return how many of these ids may not exist and are asked for at first, as far as the service knows."""
+        guesses = list({i for i in ids if i not in self._trained})
+        known = (
+            self._held[name].among(guesses, None).union(cache.get(guesses)[0]) for name, cache in self.caches.items()
+        )
+        return min(len(guesses) - min(map(len, known)), GUESSES)
 
     def health(self) -> dict[str, Any]:
         """Return which parties are connected, how many rows are cached, and whether warming up is complete."""
         return {
             "parties": {name: self._connected(name) for name in self.widths},
             "cached": {name: len(cache) for name, cache in self.caches.items()},
-            "warm": not any(self._spans.values()),
+            "warm": self.prefetch.done,
         }
 
     def stop(self) -> None:
@@ -121,14 +149,14 @@ class PredictionBatcher:
         """Answer requests until asked to stop."""
         try:
             while True:
-                self.requests.idle(lambda: not self._queue.empty() or bool(self._next_spans()))
+                self.requests.idle(lambda: not self._queue.empty() or bool(self._to_prefetch()))
                 if batch := self._take():
                     try:
                         self._answer(batch)
                     finally:
                         _decline(batch)  # those that an error left without an answer
                 else:
-                    self._fetch_spans(self._next_spans())
+                    self._prefetch()
         except Interrupted:
             pass
         except Exception as error:  # raised again where the thread was started
@@ -151,18 +179,40 @@ class PredictionBatcher:
             _decline(batch)
 
     def _connected(self, name: str) -> bool:
-        return name in self.requests.links or name not in self.requests.names
+        return name in self.requests.connections or name not in self.requests.names
+
+    def _watch(self, then: Callable[[str, str, Frame], None]) -> Callable[[str, str, Frame], None]:
+        """Note who refuses to answer, as a party does at a limit of its own: it is not asked again for a time."""
+
+        def on_frame(name: str, direction: str, frame: Frame) -> None:
+            if direction == "in" and frame.kind == FrameKind.REFUSE:
+                self._refused[name] = time.monotonic()
+                log.warning("%s refuses to answer, and is not asked again for %d seconds", name, REST)
+            then(name, direction, frame)
+
+        return on_frame
+
+    def _refuses(self, name: str) -> bool:
+        return time.monotonic() - self._refused.get(name, -REST) < REST
 
     def _fallbacks(self) -> Mapping[str, Rows]:
         return self.means.by_party if self.settings.fallback == "mean" else {}
 
     def _replaceable(self, name: str) -> bool:
         """Whether a party is missing and a mean can replace it."""
-        return not self._connected(name) and name in self._fallbacks()
+        return (not self._connected(name) or self._refuses(name)) and name in self._fallbacks()
+
+    def _askable(self, name: str) -> bool:
+        """Whether there is a point in asking a party, or in waiting for it."""
+        return not self._replaceable(name) and not self._refuses(name)
 
     def _answer(self, batch: list[_Request]) -> None:
         ids = list(dict.fromkeys(i for request in batch for i in request.ids))
-        unknown: UnknownIds = {name: set() for name in self.widths}
+        unknown: Unknown = {}
+        for name, remembered in self._unknown.items():
+            unknown[name] = remembered.among(ids, self.requests.connections.get(name))
+            if self._own is not None and name in self.process.local:
+                unknown[name] |= set(ids) - self._own
         found: Representations = {}
         for name, cache in self.caches.items():
             known, rows = cache.get(ids)
@@ -170,44 +220,64 @@ class PredictionBatcher:
 
         def done() -> bool:
             for request in batch:
-                if time.monotonic() > request.deadline:
+                if time.monotonic() > request.deadline or self._hopeless(request, found):
                     self._resolve(request, found, unknown)
             return all(request.future.done() for request in batch)
 
-        while not done() and (asked := self._to_ask(ids, found, unknown)):
+        while not done() and (asked := self._to_ask(batch, found, unknown)):
             self._fetch(asked, found, unknown, done)
         for request in batch:
             self._resolve(request, found, unknown)
 
-    def _to_ask(self, ids: list[str], found: Representations, unknown: UnknownIds) -> dict[str, list[str]]:
-        asked = {}
-        for name in self.widths:
-            open_ = [i for i in ids if i not in found[name] and i not in unknown[name]]
-            if open_ and not self._replaceable(name):
-                asked[name] = _first_part(open_)
-        return asked
+    def _hopeless(self, request: _Request, found: Representations) -> bool:
+        """Whether a party refuses to answer without which there is no prediction."""
+        needed = (name for name in self.widths if self._refuses(name) and not self._replaceable(name))
+        return any(i not in found[name] for name in needed for i in request.ids)
+
+    def _to_ask(self, batch: list[_Request], found: Representations, unknown: Unknown) -> dict[str, list[str]]:
+        """Return the ids to ask every party for: those that may not exist come before all others."""
+        held = {name: rows for name, rows in found.items() if self._askable(name)}
+        gone = set().union(*unknown.values())
+        live = [request for request in batch if not request.future.done() and gone.isdisjoint(request.ids)]
+        guesses: list[str] = []
+        wanted = {i for request in live for i in request.ids}
+        known = {
+            name: self._held[name].among(wanted, self.requests.connections.get(name)).union(rows)
+            for name, rows in held.items()
+        }
+        for request in live:
+            may_not_exist = (i for i in dict.fromkeys(request.ids) if i not in self._trained)
+            open_ = [i for i in may_not_exist if any(i not in has for has in known.values())][: request.guesses]
+            request.guesses *= 2 if open_ else 1
+            guesses += open_
+        ids = list(dict.fromkeys(guesses or (i for request in live for i in request.ids)))
+        asked = {name: first_part([i for i in ids if i not in rows]) for name, rows in held.items()}
+        return {name: part for name, part in asked.items() if part}
 
     def _fetch(
-        self, asked: dict[str, list[str]], found: Representations, unknown: UnknownIds, done: Callable[[], bool]
+        self, asked: dict[str, list[str]], found: Representations, unknown: Unknown, done: Callable[[], bool]
     ) -> None:
         """Ask for rows by id, until all have answered or it is too late; rows are cached."""
         answered: set[str] = set()
 
         def check(name: str, answer: bytes) -> None:
-            ids = asked[name]
+            ids, lacks = asked[name], set[str]()
             if places := lacking(name, answer, len(ids)):
-                unknown[name] |= {ids[place] for place in places}
+                lacks = {ids[place] for place in places}
+                unknown[name] |= lacks
+                self._unknown[name].add(lacks)
             else:
                 rows = read_answer(name, answer, len(ids), self.widths[name]).numpy()
                 found[name] |= dict(zip(ids, rows, strict=True))
                 if self.settings.source == "cached":
                     self.caches[name].put(ids, rows)
+            self._held[name].add(i for i in ids if i not in lacks and i not in self._trained)
             answered.add(name)
 
         questions = {name: question({"ids": ids}) for name, ids in asked.items()}
-        self.requests.ask(questions, check, lambda: done() or all(n in answered or self._replaceable(n) for n in asked))
+        self.requests.ask(questions, check, lambda: done() or all(n in answered or not self._askable(n) for n in asked))
 
-    def _resolve(self, request: _Request, found: Representations, unknown: UnknownIds) -> None:
+    def _resolve(self, request: _Request, found: Representations, unknown: Unknown) -> None:
         """Complete a request with a prediction, or with the reason why there is none."""
         if request.future.done():
             return
@@ -220,6 +290,11 @@ class PredictionBatcher:
             names = [name for name, ids in unknown.items() if ids.intersection(unheld)]
             text = f"{len(unheld):,} ids are not held by {', '.join(names)}: all parties must hold a row."
             request.future.set_exception(Declined(404, text, unknown=unheld))
+        elif refusing := [name for name in missing if self._refuses(name)]:
+            text = (
+                f"{', '.join(refusing)} refused to answer: a limit of its own may be reached. Its operator knows why."
+            )
+            request.future.set_exception(Declined(503, text, retry=REST, missing=missing))
         elif missing:
             text = f"{', '.join(missing)} did not answer in time. Try again when all parties are here."
             request.future.set_exception(Declined(503, text, missing=missing))
@@ -232,67 +307,24 @@ class PredictionBatcher:
             request.future.set_result(self._predict(request.ids, parts, fallback))
 
     def _predict(self, ids: list[str], parts: list[Rows], fallback: list[list[str]]) -> Prediction:
-        with torch.no_grad():
-            output: Tensor = self.fusion([torch.from_numpy(part) for part in parts])
+        output = predict_alone(self.fusion, [torch.from_numpy(part) for part in parts])
         return Prediction(
-            ids, prediction_columns(output, self.process.config.loss, self.process.holding.class_names), fallback
+            ids, prediction_columns(output, self.process.config.loss, self.process.data.class_names), fallback
         )
 
-    # Fetched before the first request: all rows, or those that a mean needs.
+    def _to_prefetch(self) -> dict[str, Span]:
+        return self.prefetch.next([name for name in self.widths if self._connected(name) and not self._refuses(name)])
 
-    def _spans_to_fetch(self, name: str) -> Iterator[Span]:
-        for split, ids in self.process.holding.trained_ids.items():
-            if self.settings.warm or (split == "train" and self._lacks_mean(name)):
-                for start in range(0, len(ids), CHUNK):
-                    yield split, start, min(start + CHUNK, len(ids))
-
-    def _lacks_mean(self, name: str) -> bool:
-        return self.settings.fallback == "mean" and name in self.requests.names and name not in self.means.by_party
-
-    def _next_spans(self) -> dict[str, Span]:
-        return {name: spans[0] for name, spans in self._spans.items() if spans and self._connected(name)}
-
-    def _fetch_spans(self, spans: dict[str, Span]) -> None:
+    def _prefetch(self) -> None:
         deadline = time.monotonic() + self.settings.timeout
-        answered: set[str] = set()
+        spans, answered = self._to_prefetch(), set[str]()
 
         def check(name: str, answer: bytes) -> None:
-            _, start, stop = spans[name]
-            try:
-                rows = read_answer(name, answer, stop - start, self.widths[name]).numpy()
-            except DataError as error:
-                raise ProtocolError(
-                    f"expected representations of rows that {name} holds, got an error: {error}"
-                ) from error
-            self._add_span(name, spans[name], rows)
+            self.prefetch.take(name, spans[name], answer)
             answered.add(name)
 
-        tables = {name: {"split": split, "start": a, "stop": b} for name, (split, a, b) in spans.items()}
-        questions = {name: question(table) for name, table in tables.items()}
         self.requests.ask(
-            questions,
+            {name: self.prefetch.question(span) for name, span in spans.items()},
             check,
             lambda: time.monotonic() > deadline or not all(n in answered or self._connected(n) for n in spans),
         )
-
-    def _add_span(self, name: str, span: Span, rows: Rows) -> None:
-        split, start, stop = span
-        ids = self.process.holding.ids[split]
-        if self.settings.warm:
-            self.caches[name].put(ids[start:stop], rows)
-        if split == "train":
-            self._sums[name] += rows.sum(axis=0, dtype=np.float64)
-            if stop == len(ids) and self._lacks_mean(name):
-                self.means.add(name, (self._sums[name] / len(ids)).astype(np.float32))
-        self._spans[name].popleft()
-
-
-def _first_part(ids: list[str]) -> list[str]:
-    """Return as many of the ids as fit in one question, even if every character is escaped."""
-    part, room = [], MAX_QUESTION - 64
-    for i in ids[:CHUNK]:
-        room -= 12 * len(i) + 4
-        if room < 0:
-            break
-        part.append(i)
-    return part

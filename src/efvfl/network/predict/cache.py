@@ -1,11 +1,12 @@
-"""What the prediction service caches: recently used representations, and means for when a party is missing."""
+"""What the prediction service remembers: recently used representations, which ids a party holds or lacks, and means."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ class RepresentationCache:
     def __init__(self, capacity: int, width: int) -> None:
         """Cache at most `capacity` rows of `width` numbers."""
         self.capacity = capacity
+        self.width = width
         self._rows: Rows = np.empty((0, width), dtype=np.float32)
         self._places: OrderedDict[str, int] = OrderedDict()  # of ids in the array, the least recently used first
         self._lock = threading.Lock()  # requests read while new rows are added
@@ -59,6 +61,41 @@ class RepresentationCache:
             more = min(max(short, len(self._rows)), self.capacity - len(self._rows))
             self._rows = np.concatenate([self._rows, np.empty((more, self._rows.shape[1]), dtype=np.float32)])
         return places
+
+
+class IdMemory:
+    """Ids that one party is known to lack, or to hold: asking it again would count towards its limit again.
+
+    The ids that were added first go first. All are forgotten after some time, and when the party connects again: it may
+    hold other rows then.
+    """
+
+    def __init__(
+        self, capacity: int = 100_000, seconds: float = 600.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Remember so many ids for so long."""
+        self.capacity = capacity
+        self.seconds = seconds
+        self._clock = clock
+        self._added: OrderedDict[str, float] = OrderedDict()  # when, by id, the oldest first
+        self._connection: object = None
+
+    def add(self, ids: Iterable[str]) -> None:
+        """Remember ids."""
+        now = self._clock()
+        for i in ids:
+            self._added[i] = now
+            self._added.move_to_end(i)
+            if len(self._added) > self.capacity:
+                self._added.popitem(last=False)
+
+    def among(self, ids: Iterable[str], connection: object) -> set[str]:
+        """Return those of the ids that are remembered; `connection` is that of the party, None if it is away."""
+        if connection is not None and connection is not self._connection:
+            self._connection = connection
+            self._added.clear()
+        oldest = self._clock() - self.seconds
+        return {i for i in ids if self._added.get(i, oldest) > oldest}
 
 
 class MeanRepresentations:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from efvfl.core.local_model import one_by_one
 from efvfl.errors import EfvflError
 
 
 class Declined(EfvflError):
     """An error in response to a request: the HTTP status, a text, and further fields of the body."""
 
-    def __init__(self, status: int, text: str, **more: Any) -> None:
+    def __init__(self, status: int, text: str, retry: int = 0, **more: Any) -> None:
+        """Say after how many seconds to try again; 0: nothing is known of that."""
         super().__init__(text)
         self.status = status
+        self.retry = retry
         self.more = more
 
 
@@ -41,17 +45,25 @@ class Prediction:
 
 
 def prediction_columns(output: Tensor, loss: str, names: Sequence[str] = ()) -> dict[str, list[Any]]:
-    """Return the columns of a prediction: classes and probabilities, or values; `names` are those of the classes."""
+    """Return the columns of a prediction: classes and probabilities, or values; `names` are those of the classes.
+
+    Each row is computed alone, because torch's sigmoid of a number depends in its last bit on the number's place.
+    """
     values = output.detach().double()
     if loss == "cross_entropy":
-        shares = values.softmax(dim=1)
+        shares = one_by_one(lambda row: row.softmax(dim=1), values)
         labels: Sequence[str | int] = names or range(shares.shape[1])
         return {
             "prediction": [labels[c] for c in shares.argmax(dim=1).tolist()],
             "probabilities": shares.tolist(),
         }
     if loss == "binary_cross_entropy":
-        share = values.sigmoid().reshape(-1)
+        probabilities = [_sigmoid(value) for value in values.reshape(-1).tolist()]
         labels = names or (0, 1)
-        return {"prediction": [labels[p > 0.5] for p in share.tolist()], "probability": share.tolist()}
+        return {"prediction": [labels[p > 0.5] for p in probabilities], "probability": probabilities}
     return {"prediction": values.reshape(-1).tolist()}
+
+
+def _sigmoid(value: float) -> float:
+    power = math.exp(-abs(value))  # at most 1, so that it cannot overflow
+    return 1 / (1 + power) if value >= 0 else power / (1 + power)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import socket
@@ -19,6 +20,8 @@ from efvfl.network.identity import certificates
 from efvfl.network.links.grpc import refuse_plaintext_beyond_loopback
 from efvfl.network.ops.status import StatusLine
 from efvfl.network.predict.batcher import PredictionBatcher, ServiceSettings
+from efvfl.network.predict.places import PlaceLimits
+from efvfl.network.predict.request_log import RequestLog
 from efvfl.network.training.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -48,6 +51,7 @@ class Endpoint:
     """An open port of a service, and who may use it."""
 
     access: AccessControl
+    tls: ssl.SSLContext | None
     listening: socket.socket
     settings: ServiceSettings
 
@@ -66,15 +70,21 @@ def prepare(options: ServiceOptions, folder: Path, stack: ExitStack) -> Endpoint
         path = options.token_file or folder / "token"
         access = AccessControl(read_token(path), frozenset(), certificate, key)
         log.info("clients send the token in %s", path)
+    tls = _tls_context(access)
     listening = _listen(options.listen)
     stack.callback(listening.close)
-    return Endpoint(access, listening, options.settings)
+    return Endpoint(access, tls, listening, options.settings)
 
 
 def _check_settings(settings: ServiceSettings) -> None:
-    if settings.timeout <= 0 or settings.cache_rows < 1:
+    if not 0 < settings.timeout < math.inf or settings.cache_rows < 1:
         raise ConfigError(
             f"expected --timeout and --cache-rows above 0, got {settings.timeout:g} and {settings.cache_rows}."
+        )
+    if settings.quota < 0 or settings.unknown < 0:
+        raise ConfigError(
+            f"expected --quota and --unknown-quota of at least 0, got {settings.quota} and {settings.unknown}: 0 means "
+            "no limit."
         )
     if settings.warm and settings.source == "live":
         raise ConfigError("--warm fetches rows to cache them, and --source live caches none: leave one out.")
@@ -91,14 +101,24 @@ def _key_pair(options: ServiceOptions) -> tuple[Path | None, Path | None]:
         return None, None
     if options.tls_cert is None:
         return options.certs / f"{certificates.SERVER}.crt", options.certs / f"{certificates.SERVER}.key"
+    return options.tls_cert, options.tls_key
+
+
+def _tls_context(access: AccessControl) -> ssl.SSLContext | None:
+    """Return the TLS settings of the service; None without TLS."""
+    from efvfl.network.predict.http_server import tls_context
+
+    if access.certificate is None or access.key is None:
+        return None
     try:
-        # An empty password: a key that needs one is an error, and must not prompt at a terminal nobody watches.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key, password="")
+        certificates.read(access.key, secret=True)
+        return tls_context(access.certificate, access.key, access.ca)
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"cannot use {options.tls_cert} with {options.tls_key}: {error}. Expected PEM files without a password."
+            f"cannot use {access.certificate} with {access.key}: {error}. Expected PEM files without a password."
         ) from error
-    return options.tls_cert, options.tls_key
 
 
 def read_token(path: Path) -> str:
@@ -142,14 +162,16 @@ def _listen(address: str) -> socket.socket:
 
 def run(endpoint: Endpoint, process: ServerProcess, status: StatusLine) -> None:
     """Answer clients until SIGTERM or Ctrl-C; parties stay, and dial again when the service is back."""
-    from efvfl.network.predict import http_app
+    from efvfl.network.predict import http_app, http_server
 
     settings, access = endpoint.settings, endpoint.access
     batcher = PredictionBatcher(process, settings)
-    rows = sum(len(ids) for ids in process.holding.trained_ids.values())
+    rows = sum(len(ids) for ids in process.data.trained_ids.values())
     if settings.warm and rows > settings.cache_rows:
         log.warning("--warm fetches %d rows of each party, but --cache-rows keeps only %d", rows, settings.cache_rows)
-    server = http_app.make_server(http_app.make_app(batcher, access), access, settings.timeout)
+    request_log = RequestLog(process.folder)
+    app = http_app.make_app(batcher, access, request_log)
+    server = http_server.HttpServer(app, endpoint.tls, settings.timeout, PlaceLimits())
 
     def answer() -> None:
         batcher.run()
@@ -162,9 +184,10 @@ def run(endpoint: Endpoint, process: ServerProcess, status: StatusLine) -> None:
     status.say(f"Predictions at {scheme}://{shown}:{port}/predict", service=port)
     thread.start()
     try:
-        http_app.serve(server, endpoint.listening)
+        http_server.serve(server, endpoint.listening)
     finally:
         batcher.stop()
         thread.join()
+        request_log.close()
     if batcher.error:
         raise batcher.error

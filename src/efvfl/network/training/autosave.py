@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from efvfl.config.run_file import NetworkConfig
 from efvfl.errors import CheckpointError
+from efvfl.network import handshake
 from efvfl.util import checkpoint
 
 CHECKPOINT = "checkpoint.safetensors"  # in a participant's folder
-VERSION = 2  # of a checkpoint's layout
+VERSION = 3  # of a checkpoint's layout
 
 
 class CheckpointPolicy:
@@ -32,23 +34,36 @@ class CheckpointPolicy:
 
 
 def save_own(path: Path, about: dict[str, Any], state: dict[str, Any]) -> None:
-    """Write a participant's own checkpoint, with the settings and rows it was made with."""
-    checkpoint.save(path, {"version": VERSION, "about": about, **state})
+    """Write a participant's own checkpoint, with the settings and rows it was made with; the one before it is kept."""
+    checkpoint.save(path, {"version": VERSION, "about": about, **state}, keep=True)
 
 
 def load_own(path: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """Read a participant's own checkpoint, if it was made with the settings and rows it has now."""
-    state = checkpoint.load(path)
+    """Read a participant's own checkpoint, if it was made with the settings and rows it has now.
+
+    One that is damaged is set aside, and the one before it is read: the others keep what is needed to go on from that.
+    """
+    state = checkpoint.load_kept(path)
     if state.get("version") != VERSION:
         raise CheckpointError(
             f"{path} was left by another version of efvfl: go on with that one at all participants, or start anew in "
             "an empty folder together with the others."
         )
-    before = state.get("about", {})
-    if before != about:
-        changed = [key for key in about if before.get(key) != about[key]]
+    if changes := list(_changes(state.get("about", {}), about)):
         raise CheckpointError(
-            f"{path} was made with other settings or rows ({', '.join(changed)}): restore them, or start anew in an "
+            f"{path} was made with other settings or rows ({'; '.join(changes)}): restore them, or start anew in an "
             "empty folder together with the others."
         )
     return state
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Say what has changed: settings with both values, but for those that are secret or too long to compare by eye."""
+    for key in now:
+        if before.get(key) == now[key]:
+            continue
+        if key in ("shared", "own"):
+            for where, old, new in handshake.differences(before.get(key), now[key]):
+                yield where if where == "private_seed" else f"{where}: {old!r:.80} then, {new!r:.80} now"
+        elif key != "digest":  # which is that of the shared settings
+            yield key

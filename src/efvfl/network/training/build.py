@@ -36,22 +36,20 @@ from efvfl.training.federate import check_batches, model_width
 from efvfl.util.rng import derive
 
 
-def make_plan(config: RunConfig, holding: ParticipantData, home: Path | None = None) -> Plan:
+def make_plan(config: RunConfig, data: ParticipantData, home: Path | None = None) -> Plan:
     """Return what all participants know, as this one's file says it; `home` is the participant's folder."""
-    widths = [model_config(config, name).width for name in holding.names]
+    widths = [model_config(config, name).width for name in data.names]
     rules.check(replace(config.choices, widths=tuple(widths)))
-    samples = len(holding.ids["train"])
+    samples = len(data.ids["train"])
     return Plan(
-        names=holding.names,
+        names=data.names,
         widths=widths,
         dtype=torch.float32,
         batches=Batches(samples, config.batch_size, derive(config.seed, "batches"), config.batch_order),
         method=config.method.build(),
         agreement=config.agreement.build(),
         # Without labels the loss is not computed here, and its name is all that matters.
-        loss=make_loss(config, holding.labels["train"], holding.classes)
-        if holding.labels
-        else losses.lookup(config.loss),
+        loss=make_loss(config, data.labels["train"], data.classes) if data.labels else losses.lookup(config.loss),
         optimizer=make_optimizer(config.optimizer),
         label_holder=config.label_holder,
         stale=config.network.on_missing == "stale",
@@ -59,25 +57,25 @@ def make_plan(config: RunConfig, holding: ParticipantData, home: Path | None = N
     )
 
 
-def _fusion(config: RunConfig, plan: Plan, holding: ParticipantData) -> Fusion:
-    return Fusion(head_model(config, plan.widths, holding.classes), config.fusion.combine)
+def _fusion(config: RunConfig, plan: Plan, data: ParticipantData) -> Fusion:
+    return Fusion(head_model(config, plan.widths, data.classes), config.fusion.combine)
 
 
-def build_server(config: RunConfig, plan: Plan, holding: ParticipantData) -> Server:
+def build_server(config: RunConfig, plan: Plan, data: ParticipantData) -> Server:
     """Make the server's half."""
-    labels = holding.labels["train"]
+    labels = data.labels["train"]
     plan.loss.check(labels)
-    fusion = _fusion(config, plan, holding)
+    fusion = _fusion(config, plan, data)
     check_batches(plan.batches, [fusion])
     return make_server(plan, fusion, labels, derive(private_seed(config), "server"), config.protect)
 
 
-def _build_model(config: RunConfig, plan: Plan, holding: ParticipantData, name: str) -> nn.Module:
+def _build_model(config: RunConfig, plan: Plan, data: ParticipantData, name: str) -> nn.Module:
     """Make a party's local model, and see that it fits the columns."""
-    x = holding.columns["train"]
+    x = data.columns["train"]
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise ConfigError(f"the columns of {name!r} hold NaN or infinity: fill or drop such rows first.")
-    model = local_model(config, name, x[0], holding.encoder)
+    model = local_model(config, name, x[0], data.encoder)
     width, declared = model_width(model, x, name), model_config(config, name).width
     if width != (declared, torch.float32):
         raise ConfigError(
@@ -87,22 +85,22 @@ def _build_model(config: RunConfig, plan: Plan, holding: ParticipantData, name: 
     return model
 
 
-def build_party(config: RunConfig, plan: Plan, holding: ParticipantData, name: str) -> Party:
+def build_party(config: RunConfig, plan: Plan, data: ParticipantData, name: str) -> Party:
     """Make a party's half; where torchrun started several workers, this is the one of rank 0."""
-    x, module = holding.columns["train"], _build_model(config, plan, holding, name)
+    x, module = data.columns["train"], _build_model(config, plan, data, name)
     seed, workers = derive(private_seed(config, name), "party", name), worker_group.size()
     rules.check(rules.Choices.of(plan.method, plan.agreement, workers=workers))
     model: LocalModel = plain_model(plan, name, module, x, seed)
     if workers > 1:
         model = GroupModel(WorkerGroup(model.block, x, plan.batches, name), dropout_key(seed))
-    shared = SharedParts(holding.labels["train"], _fusion(config, plan, holding)) if plan.agreement.shared else None
+    shared = SharedParts(data.labels["train"], _fusion(config, plan, data)) if plan.agreement.shared else None
     return make_party(plan, name, model, seed, shared)
 
 
-def build_worker(config: RunConfig, plan: Plan, holding: ParticipantData, name: str) -> WorkerGroup:
+def build_worker(config: RunConfig, plan: Plan, data: ParticipantData, name: str) -> WorkerGroup:
     """Make a worker of a party that has a rank above 0: a local model and columns, and nothing else."""
-    block = Block(_build_model(config, plan, holding, name), plan.optimizer, plan.batches.per_epoch)
-    return WorkerGroup(block, holding.columns["train"], plan.batches, name)
+    block = Block(_build_model(config, plan, data, name), plan.optimizer, plan.batches.per_epoch)
+    return WorkerGroup(block, data.columns["train"], plan.batches, name)
 
 
 def frame_limit(plan: Plan, fusion_size: int = 0) -> int:

@@ -18,6 +18,7 @@ from efvfl.errors import ConfigError, DataError, nearest
 from efvfl.network.align.aligned_rows import SPLITS, Aligned
 from efvfl.network.training.autosave import CHECKPOINT
 from efvfl.runs.build import has_tables, load_data
+from efvfl.util import checkpoint
 from efvfl.util.files import write_atomically
 
 ENCODER = "encoder.json"  # in a participant's folder
@@ -191,11 +192,20 @@ def _check_chosen(began: list[str], now: list[str], home: Path) -> None:
         )
 
 
+def _read_encoder(path: Path) -> Encoder:
+    try:
+        return Encoder.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, DataError) as error:
+        raise DataError(
+            f"cannot go on with {path}: {error} Put a good copy back, or start all anew in empty folders."
+        ) from error
+
+
 def _encoder(table: Table, train: list[str], home: Path | None) -> Encoder:
     """Return the encoder that training began with, or learn it now."""
     path = home / ENCODER if home else None
-    if home and path and (home / CHECKPOINT).exists() and path.exists():
-        found = Encoder.from_json(path.read_text(encoding="utf-8"))
+    if home and path and checkpoint.exists(home / CHECKPOINT) and path.exists():
+        found = _read_encoder(path)
         _check_chosen([column.name for column in found.columns], table.settings.chosen(table.rows(train)), home)
         return found
     encoder = Encoder.fit(table.rows(train), table.settings)

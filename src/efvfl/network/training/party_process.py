@@ -14,11 +14,19 @@ from typing import Any
 from efvfl.config.run_file import LimitConfig
 from efvfl.core.party import Party
 from efvfl.errors import LimitError, ProtocolError, WireError
-from efvfl.network.links.frame import Frame, FrameKind, json_frame
+from efvfl.network import handshake
+from efvfl.network.links.frame import DIGEST, Frame, FrameKind, digest_of, json_frame
 from efvfl.network.links.message_log import MessageLog
 from efvfl.network.training.autosave import CHECKPOINT, CheckpointPolicy, load_own, save_own
+from efvfl.network.training.questions import QuestionHandler
+from efvfl.util import checkpoint
+from efvfl.util.durable_count import DurableCount
 from efvfl.wire.ledger import Ledger
 from efvfl.wire.message import Kind, Message
+
+# What limits.rows is if the file leaves it out: enough for predictions now and then, not for copying every state.
+ROWS_FOR_EACH = 10
+LEAST_ROWS = 100_000
 
 
 class PartyProcess:
@@ -29,7 +37,7 @@ class PartyProcess:
         party: Party,
         folder: Path,
         about: dict[str, Any],
-        represent: Callable[[bytes], tuple[int, bytes]],
+        represent: QuestionHandler,
         limits: LimitConfig | None = None,
         saving: CheckpointPolicy | None = None,
     ) -> None:
@@ -40,26 +48,36 @@ class PartyProcess:
         self.party = party
         self.folder = folder
         self.about = about
-        self.represent = represent
+        self.represent: Callable[[bytes], tuple[int, bytes]] = represent
+        self.rows_held = len(represent.places)
         self.limits = limits or LimitConfig()
         self.saving = saving or CheckpointPolicy()
         self.message_log = MessageLog(folder / "log")
         self.ledger = Ledger()
         self.handled = 0
-        self.durable = 0  # the checkpoint covers all requests below this one
-        self.rows_given = 0
+        self.saved = 0  # the last checkpoint covers all requests below this one
+        self.durable = 0  # so does the one before it, which is kept too
+        self.rows_given = DurableCount(folder / "rows.json")
         self.finished = False
+        self.diverged = False  # the server does not remember the same at the end
+        self._request = ""  # a digest of the last request that was handled
         self._asked: tuple[int, bytes] = (-1, b"")  # the last question, and how many requests were handled then
-        self._settled = 0  # this link's server has saved all requests below this one
+        self._server_durable = 0  # the server at the other end has saved all requests below this one
         self._given = b""
         self.seconds = 0.0  # of computing
-        if self.path.exists():
+        party.may_report = self._may_report
+        if checkpoint.exists(self.path):
             self._load()
 
     @property
     def name(self) -> str:
         """The party's."""
         return self.party.name
+
+    @property
+    def rows_allowed(self) -> int:
+        """How many rows it gives by id in all; 0: no limit."""
+        return max(ROWS_FOR_EACH * self.rows_held, LEAST_ROWS) if self.limits.rows is None else self.limits.rows
 
     @property
     def path(self) -> Path:
@@ -70,41 +88,42 @@ class PartyProcess:
         state = load_own(self.path, self.about)
         self.party.load_state_dict(state["party"])
         self.ledger.load_state_dict(state["ledger"])
-        self.handled = self.durable = int(state["handled"])
-        self.rows_given = int(state["rows_given"])
+        self.handled = self.saved = int(state["handled"])
+        self.durable, self._request = int(state["before"]), str(state["request"])
         self.finished = bool(state["finished"])
 
     def save(self) -> None:
         """Leave everything on disk that is needed to go on."""
-        self.message_log.settle()
+        self.message_log.flush()
         state = {
             "party": self.party.state_dict(),
             "ledger": self.ledger.state_dict(),
             "handled": self.handled,
-            "rows_given": self.rows_given,
             "finished": self.finished,
+            "before": self.saved,
+            "request": self._request,
         }
         save_own(self.path, self.about, state)
-        self.durable = self.handled
+        self.saved, self.durable = self.handled, self.saved
         self.saving.done()
 
     def save_if_due(self) -> None:
         """Save after so many steps or seconds; called when the answer is on its way, while the server computes."""
-        steps = self.handled - self.durable
+        steps = self.handled - self.saved
         if steps and self.saving.due(steps):
             self.save()
 
     def hello(self) -> Frame:
         """Return the first frame of a connection."""
-        self._settled = 0
-        table = self.about | {"memory": self.party.up.digest(), "step": self.party.step}
+        self._server_durable = 0
+        table = self.about | {"memory": self.party.digests(), "step": self.party.step, "asked": self._request}
         return json_frame(FrameKind.HELLO, table, self.handled, self.durable)
 
     def respond(self, frame: Frame) -> Frame | None:
-        """Answer a REQUEST, an ASK or STOP; None for a late copy of what was settled long ago."""
+        """Answer a REQUEST, an ASK or STOP; None for a late copy of what both ends have saved."""
         if frame.kind == FrameKind.REQUEST:
-            self._settled = max(self._settled, frame.durable)
-            if frame.number < min(self.handled, self._settled) and frame.number not in self.message_log:
+            self._server_durable = max(self._server_durable, frame.durable)
+            if frame.number < min(self.handled, self._server_durable) and frame.number not in self.message_log:
                 return None
             if self.handled < frame.number < self.handled + self.party.open.window:
                 return None  # it has overtaken another one, and both will be sent again
@@ -118,23 +137,31 @@ class PartyProcess:
                 raise ProtocolError(
                     f"expected STOP after request {self.handled}, got one after request {frame.number}."
                 )
-            self.finished = True
+            digest = handshake.memory_digest(self.party.digests())
+            self.diverged = bool(frame.body) and frame.body != digest
+            self.finished = not self.diverged
             self.save()
-            return Frame(FrameKind.BYE, self.handled, self.durable)
+            return Frame(FrameKind.BYE, self.handled, self.durable, digest)
         raise ProtocolError(f"a server does not send {frame.kind.name} here.")
 
     def _handle(self, frame: Frame) -> bytes:
-        if frame.number < self.handled:
-            return self.message_log.read(frame.number)
+        asked = digest_of(frame.body)
+        if frame.number < self.handled or frame.number in self.message_log:
+            entry = self.message_log.read(frame.number)
+            if entry[:DIGEST] != asked:
+                raise ProtocolError(
+                    f"request {frame.number} differs from the one that was answered before: the server's folder was "
+                    "restored from an old copy, its disk lost what it had confirmed, or its settings or labels have "
+                    "changed. Put its newest folder back, or start all anew in empty folders."
+                )
+            if frame.number < self.handled:
+                return entry[DIGEST:]
         try:
             message = Message.from_bytes(frame.body)
         except WireError as error:
             raise ProtocolError(f"request {frame.number} is not a message: {error}") from error
         if frame.number > self.handled and message.kind != Kind.SYNC:  # others were asked things while it was away
             raise ProtocolError(f"expected request {self.handled}, got request {frame.number}.")
-        reported = message.step + (0 if message.kind in (Kind.BEGIN, Kind.SYNC) else self.party.open.window)
-        if self.limits.steps and not message.hold and reported >= self.limits.steps:
-            raise LimitError(f"{self.party.name} takes part in {self.limits.steps:,} steps, as its own file says.")
         started = time.perf_counter()
         try:
             reply = self.party.handle(message)
@@ -147,10 +174,11 @@ class PartyProcess:
                 f"the answer to request {frame.number} would bring what {self.party.name} sent to {sent:,} bytes, and "
                 f"its own file allows {self.limits.bytes:,}."
             )
-        self.message_log.append(frame.number, body, gap=message.kind == Kind.SYNC)
+        # Numbers were checked above. There may be a gap: after SYNC, and where a damaged end of the log was dropped.
+        self.message_log.append(frame.number, asked + body, gap=True)
         self.ledger.record("down", self.party.name, message, len(frame.body))
         self.ledger.record("up", self.party.name, reply, len(body))
-        self.handled = frame.number + 1
+        self.handled, self._request = frame.number + 1, asked.hex()
         return body
 
     def _answer(self, frame: Frame) -> bytes:
@@ -160,15 +188,19 @@ class PartyProcess:
             self._asked = (self.handled, frame.body)
         return self._given
 
+    def _may_report(self, step: int) -> None:
+        """Refuse to report on a step that this party's own file does not allow."""
+        if self.limits.steps and step >= self.limits.steps:
+            raise LimitError(f"{self.party.name} takes part in {self.limits.steps:,} steps, as its own file says.")
+
     def _represent(self, question: bytes) -> bytes:
         rows, answer = self.represent(question)
-        given = self.rows_given + rows
-        if self.limits.rows and given > self.limits.rows:
+        given, allowed = self.rows_given.value + rows, self.rows_allowed
+        if allowed and given > allowed:
             raise LimitError(
                 f"exact representations of {given:,} rows are asked for in all, and the file of "
-                f"{self.party.name} allows {self.limits.rows:,}."
+                f"{self.party.name} allows {allowed:,}: to give more, raise limits.rows there."
             )
-        self.rows_given = given
-        if self.limits.rows:
-            self.save()  # before they leave: a crash must not make it forget how many it gave
+        if rows:
+            self.rows_given.add(rows)  # before they leave: a crash must not make it forget how many it gave
         return answer

@@ -13,15 +13,18 @@ import torch
 from torch import Tensor
 
 from efvfl.config.run_file import RunConfig
+from efvfl.core.fusion import predict_alone
 from efvfl.core.local_model import evaluating
 from efvfl.core.party import Party
 from efvfl.data.tables.ids import normalise_texts
 from efvfl.errors import AbsentError, DataError, Interrupted, ProtocolError
 from efvfl.network import handshake
+from efvfl.network.links.checks import Checks
 from efvfl.network.links.connections import Hooks, ServerTimeouts
+from efvfl.network.links.frame import digest_of, unpack
 from efvfl.network.links.message_log import MessageLog
 from efvfl.network.links.presence import Presence
-from efvfl.network.links.requests import Checks, Requests
+from efvfl.network.links.requests import Requests
 from efvfl.network.training.autosave import CHECKPOINT, CheckpointPolicy, load_own, save_own
 from efvfl.network.training.build import build_party, build_server, make_plan
 from efvfl.network.training.participant_data import ParticipantData
@@ -33,6 +36,7 @@ from efvfl.training import measure
 from efvfl.training.driver import Driver
 from efvfl.training.record import Observation, Record
 from efvfl.training.schedule import Schedule
+from efvfl.util import checkpoint
 from efvfl.wire.ledger import Ledger
 from efvfl.wire.message import Kind, Message
 
@@ -64,37 +68,40 @@ class ServerProcess:
     def __init__(
         self,
         config: RunConfig,
-        holding: ParticipantData,
+        data: ParticipantData,
         folder: Path,
-        patience: ServerTimeouts | None = None,
+        timeouts: ServerTimeouts | None = None,
         hooks: Hooks | None = None,
     ) -> None:
         """Go on from what the folder holds, or start."""
         self.config = config
-        self.holding = holding
+        self.data = data
         self.folder = folder
-        self.plan = make_plan(config, holding, folder)
-        self.server = build_server(config, self.plan, holding)
+        self.plan = make_plan(config, data, folder)
+        self.server = build_server(config, self.plan, data)
         here = config.label_holder
-        self.party = build_party(config, self.plan, holding, here) if here else None  # the label holder's own columns
-        self.answerer = QuestionHandler(self.party, holding) if self.party else None
+        self.party = build_party(config, self.plan, data, here) if here else None  # the label holder's own columns
+        self.answerer = QuestionHandler(self.party, data, train_rows=True) if self.party else None
         self.local = {here: OwnParty(self.party, self.answerer)} if self.party and self.answerer else {}
-        self.about = handshake.about(config, "", holding.names, holding.trained_ids)
+        self.about = handshake.about(config, "", data.names, data.trained_ids)
+        self.own = handshake.own_part(config, self.about["digest"])
         self.saving = CheckpointPolicy(config.network)
         self.ledger = Ledger()
         self.message_log = MessageLog(folder / "log")
         self.requests = Requests(
-            Presence([name for name in holding.names if name != here], config.network.on_missing),
+            Presence([name for name in data.names if name != here], config.network.on_missing),
             self.message_log,
             self.ledger,
-            Checks(self._greet, self.server.check),
-            patience,
+            Checks(self._check_hello, self.server.check, self._check_bye, self._memory),
+            timeouts,
             hooks,
             self.local,
         )
         self.driver = Driver(self.server, self.requests, lambda: self._save_if_due())
         self.records: list[Record] = []
-        if self.path.exists():
+        self.saved = 0  # the last checkpoint covers all requests below this one; `requests.durable`: the one before it
+        self.diverged: set[str] = set()  # parties that do not remember the same at the end
+        if checkpoint.exists(self.path):
             self._load()
 
     @property
@@ -128,35 +135,66 @@ class ServerProcess:
         """Seconds that this process has computed, the label holder's own party included."""
         return self.driver.computing + sum(party.seconds for party in self.local.values())
 
-    def _greet(self, name: str, table: dict[str, Any], position: int) -> None:
+    def _check_hello(self, name: str, table: dict[str, Any], position: int) -> None:
         """Refuse a party that does not fit."""
         handshake.compare(self.about, table)
+        self._check_history(name, table, position)
         asked = self.requests.asked(name)
         # Of one that steps went without, the memory differs until SYNC has mended it.
-        has_left = name in self.server.attendance.away or (asked is not None and asked.kind == Kind.SYNC)
-        if position != self.requests.number or has_left:
+        if name in self.server.attendance.away or (asked is not None and asked.kind == Kind.SYNC):
             return
-        if table.get("memory") != self.server.channels[name].digest():
+        theirs, number = table.get("memory"), self.requests.number
+        differs = not isinstance(theirs, list)
+        if isinstance(theirs, list) and position == number:  # all that it has sent is absorbed here
+            differs = theirs[:1] != self.server.digests(name)[:1]
+        if isinstance(theirs, list) and position == number + len(self.requests.under_way):  # so is there what was sent
+            differs |= theirs[1:] != self.server.digests(name)[1:]
+        if differs:
             raise ProtocolError(
                 f"the server and {name} have both handled {position} requests but do not remember the same of what was "
                 "sent: one of the folders belongs to another run. Start all anew in empty folders, or restore them."
             )
 
+    def _check_history(self, name: str, table: dict[str, Any], position: int) -> None:
+        """Refuse a party whose last request is not the one that was sent to it, as far as the log here knows."""
+        end, last = max(self.message_log.end, self.requests.number), position - 1
+        # With 'stale' every request is on the disk before it is sent, so there is no other explanation.
+        differs = self.requests.presence.on_missing == "stale" and position > end
+        if last in self.message_log:
+            sent = unpack(self.message_log.read(last)).get(name)
+            differs = sent is None or table.get("asked") != digest_of(sent.to_bytes()).hex()
+        if differs:
+            raise ProtocolError(
+                f"{name} has handled {position} requests, and the last of them is not in the log here, which ends at "
+                f"{end}: the server's folder was restored from an old copy, or its disk lost what it had confirmed. "
+                "Put the newest folder back, or start all anew in empty folders."
+            )
+
+    def _memory(self, name: str) -> bytes:
+        """Return what STOP says: a digest of all that is remembered of a party, but of one that was away to the end."""
+        return b"" if name in self.requests.presence.left else handshake.memory_digest(self.server.digests(name))
+
+    def _check_bye(self, name: str, digest: bytes) -> None:
+        if (own := self._memory(name)) and digest != own:
+            self.diverged.add(name)
+            raise ProtocolError(handshake.diverged([name]))
+
     def _load(self) -> None:
-        state = load_own(self.path, self.about)
+        state = load_own(self.path, self.about | {"own": self.own})
         self.server.load_state_dict(state["server"])
         if self.party:
             self.party.load_state_dict(state["party"])
         self.ledger.load_state_dict(state["ledger"])
         self.driver.load_state_dict(state["driver"])
         self.requests.load_state_dict(state["requests"])
+        self.saved, self.requests.durable = self.requests.number, int(state["before"])
         self.records = [Record.from_json(line) for line in state["records"]]
         if not self.finished:  # the file may ask for more epochs than before
             self.requests.told.clear()
 
     def save(self) -> None:
         """Leave everything on disk that is needed to go on."""
-        self.message_log.settle()
+        self.message_log.flush()
         state = {
             "server": self.server.state_dict(),
             "party": self.party.state_dict() if self.party else {},
@@ -164,13 +202,15 @@ class ServerProcess:
             "driver": self.driver.state_dict(),
             "requests": self.requests.state_dict(),
             "records": [record.to_json() for record in self.records],
+            "before": self.saved,
         }
-        save_own(self.path, self.about, state)
-        self.requests.durable = self.requests.number
+        save_own(self.path, self.about | {"own": self.own}, state)
+        # The one before is kept too: only what neither needs may be deleted.
+        self.saved, self.requests.durable = self.requests.number, self.saved
         self.saving.done()
 
     def _save_if_due(self) -> None:
-        if self.saving.due(self.requests.number - self.requests.durable):
+        if self.saving.due(self.requests.number - self.saved):
             self.save()
 
     def train(self) -> Iterator[Record]:
@@ -201,10 +241,10 @@ class ServerProcess:
         loss, scores = self.server.loss, {}
         outputs: dict[str, Outputs] = {}
         for split in ("validation", "test"):
-            if split in self.holding.labels and not self.server.attendance.away:
-                labels = self.holding.labels[split]
+            if split in self.data.labels and not self.server.attendance.away:
+                labels = self.data.labels[split]
                 with contextlib.suppress(AbsentError):  # without all parties there is nothing to score
-                    outputs[split] = Outputs(self.holding.ids[split], labels, self.predict_split(split))
+                    outputs[split] = Outputs(self.data.ids[split], labels, self.predict_split(split))
                     scores[split] = measure.scores(outputs[split].output, labels, loss)
         if self.server.step_number >= self.steps:
             self._leave_for_report(outputs)
@@ -214,13 +254,15 @@ class ServerProcess:
         """Write what a report of the whole run is made from."""
         if outputs:
             save_outputs(self.folder, outputs)
-        widths = dict(zip(self.holding.names, self.plan.widths, strict=True))
-        rows = {split: len(ids) for split, ids in self.holding.trained_ids.items()}
+        widths = dict(zip(self.data.names, self.plan.widths, strict=True))
+        rows = {split: len(ids) for split, ids in self.data.trained_ids.items()}
         save_settings(self.folder, self.config, widths, rows, self.server.block.size())
 
     def finish(self) -> set[str]:
         """Tell the parties that all is done; return those that could not be told. They may join later."""
         absent = self.requests.finish()
+        if self.diverged:  # nothing is saved: the next start compares again
+            raise ProtocolError(handshake.diverged(sorted(self.diverged)))
         self.save()
         return absent
 
@@ -229,18 +271,18 @@ class ServerProcess:
         return normalise_texts(ids, self.config.data.id_format) if has_tables(self.config) else ids
 
     def predict_split(self, split: str) -> Tensor:
-        """Return the network's output on the rows of a split."""
-        rows = len(self.holding.ids[split])
+        """Return the network's output on the rows of a split, computed in batches as evaluation in one process does."""
+        rows = len(self.data.ids[split])
         spans = [(start, min(start + CHUNK, rows)) for start in range(0, rows, CHUNK)]
         return torch.cat([self._output({"split": split, "start": a, "stop": b}, b - a) for a, b in spans])
 
     def predict(self, ids: list[str]) -> Tensor:
-        """Return the network's output on the rows of these ids, in their order."""
+        """Return the network's output on the rows of these ids, in their order; each is computed alone."""
         parts = [ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK)]
         return torch.cat([self._output({"ids": part}, len(part)) for part in parts])
 
     def _output(self, table: dict[str, Any], rows: int) -> Tensor:
-        asked, widths = question(table), dict(zip(self.holding.names, self.plan.widths, strict=True))
+        asked, widths = question(table), dict(zip(self.data.names, self.plan.widths, strict=True))
 
         def check(name: str, answer: bytes) -> None:
             try:
@@ -254,6 +296,8 @@ class ServerProcess:
             raise AbsentError(f"{', '.join(absent)} cannot be asked now: prediction needs all parties.")
         fusion = self.server.fusion
         parts = [read_answer(name, answers[name], rows, width) for name, width in widths.items()]
+        if "ids" in table:
+            return predict_alone(fusion, parts)
         with torch.no_grad(), evaluating([fusion]):
             output: Tensor = fusion(parts)
         return output

@@ -192,11 +192,11 @@ class WorkerGroup:
             h.requires_grad_().register_hook(backward)  # type: ignore[no-untyped-call]
         return h
 
-    def represent(self, x: Tensor) -> Tensor:
+    def represent(self, x: Tensor, alone: bool = False) -> Tensor:
         """Return the exact representation of some rows, in evaluation mode."""
-        self._tell(_Order.REPRESENT, len(x))
+        self._tell(_Order.REPRESENT, len(x), alone)
         sent = self._send(x.to(self.features.dtype))
-        own = represent(self.block.module, x[self._part(len(x), 0)])
+        own = represent(self.block.module, x[self._part(len(x), 0)], alone)
         with self._together():
             for work in sent:
                 work.wait()
@@ -231,8 +231,8 @@ class WorkerGroup:
                         self._reply(self._kept.detach())
                 case [_Order.BACKWARD, step, _, _]:
                     self._learn(step)
-                case [_Order.REPRESENT, count, _, _]:
-                    self._represent(count)
+                case [_Order.REPRESENT, count, alone, _]:
+                    self._represent(count, bool(alone))
                 case [_Order.END, *_]:
                     dist.destroy_process_group()
                     return
@@ -263,12 +263,12 @@ class WorkerGroup:
         self._add_up()
         self.block.update()
 
-    def _represent(self, count: int) -> None:
+    def _represent(self, count: int, alone: bool) -> None:
         part = self._part(count, self.rank)
         if part.start < part.stop:
             shape = (part.stop - part.start, *self.features.shape[1:])
             x = self._receive(torch.empty(shape, dtype=self.features.dtype))
-            self._reply(represent(self.block.module, x))
+            self._reply(represent(self.block.module, x, alone))
 
 
 class GroupModel:
@@ -288,9 +288,9 @@ class GroupModel:
         """
         return self.group.forward(rows, step, derive(self.key, step, turn))
 
-    def represent(self, x: Tensor) -> Tensor:
+    def represent(self, x: Tensor, alone: bool = False) -> Tensor:
         """Return the representation of rows in evaluation mode."""
-        return self.group.represent(x)
+        return self.group.represent(x, alone)
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
         """Restore x_k here and at all other workers."""

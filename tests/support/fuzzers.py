@@ -1,0 +1,386 @@
+"""What is fuzzed: for everything that reads bytes of somebody else, inputs that are nearly valid, and what may happen.
+
+A fuzzer's target takes bytes. It may return, or raise an error of this library; anything else is a finding. A new
+reader gets a line in one of the lists below, or a fuzzer of its own in `FUZZERS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import tempfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import numpy as np
+import odd_settings
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from mutations import mutated, odd_json
+
+from efvfl.compress import QSGD, REGISTRY, Cast, RandK, TopK, TopKQSGD, decode
+from efvfl.config.run_file import RunConfig
+from efvfl.errors import EfvflError
+from efvfl.network import handshake
+from efvfl.network.align import messages
+from efvfl.network.align.messages import POINT, TAG
+from efvfl.network.links import frame
+from efvfl.network.links.frame import Assembler, Frame, FrameKind, json_frame, pack
+from efvfl.network.predict.http_app import AccessControl, make_app, read_ids
+from efvfl.network.predict.prediction import Prediction
+from efvfl.network.training.questions import QuestionHandler, lacking, read_answer
+from efvfl.wire.message import Kind, Message
+from efvfl.wire.packet import Packet
+
+LIMIT = 1 << 12  # entries of a block
+TOKEN = "t" * 40
+
+
+@dataclass(frozen=True)
+class Fuzzer:
+    """Inputs, and what they are given to."""
+
+    name: str
+    inputs: Callable[[], SearchStrategy[list[bytes]]]  # a few at a time
+    target: Callable[[bytes], object]
+    quick: int = 20  # draws of an ordinary test run, of a few inputs each
+
+    def attempt(self, data: bytes) -> None:
+        """Give an input to the target; only errors that are declared are let pass."""
+        with contextlib.suppress(EfvflError):
+            self.target(data)
+
+
+# Packets and messages.
+
+
+@cache
+def packets() -> list[Packet]:
+    """Return valid packets of every codec."""
+    rng = np.random.default_rng(0)
+    compressors = [cls() for cls in REGISTRY.values()]
+    compressors += [TopK(0.7), TopK(1.0), RandK(1.0), QSGD(1), QSGD(8), QSGD(16), Cast("bf16"), TopKQSGD(0.5, 8)]
+    blocks = [rng.standard_normal(shape).astype(t) for shape in ((5, 8), (3,), (0, 4), (150,)) for t in ("<f4", "<f8")]
+    blocks += [np.zeros((4, 4), np.float32), np.full((7,), 1e30, np.float32)]
+    return [compressor.encode(block, 7) for compressor in compressors for block in blocks]
+
+
+@cache
+def message_list() -> list[Message]:
+    """Return valid messages of every kind."""
+    held = packets()
+    return [
+        Message(kind, step, {1 + i: (held[(7 * step + i) % len(held)],) for i in range(blocks)}, hold=bool(step % 2))
+        for kind in Kind
+        for step, blocks in ((0, 0), (3, 1), (300, 2), (70_000, 3))
+    ]
+
+
+def read_packet(data: bytes) -> None:
+    """Read and decode a packet: accepted bytes are the only ones that say the same, and the block is finite."""
+    packet = Packet.from_bytes(data)
+    assert packet.to_bytes() == data
+    _decode(packet)
+
+
+def _decode(packet: Packet) -> None:
+    block = decode(packet, LIMIT)
+    assert (block.shape, block.dtype) == (packet.shape, packet.dtype)
+    assert np.isfinite(block).all()
+
+
+def read_body(data: bytes) -> None:
+    """Decode a body under a header that is right: byte 0 chooses it."""
+    chosen = packets()[data[0] % len(packets())] if data else packets()[0]
+    _decode(Packet(chosen.codec, chosen.dtype, chosen.shape, data[1:]))
+
+
+def read_message(data: bytes) -> None:
+    """Read a message and decode its packets."""
+    message = Message.from_bytes(data)
+    assert message.to_bytes() == data
+    assert message.size == len(data)
+    for group in message.packets.values():
+        for packet in group:
+            _decode(packet)
+
+
+# Frames, pieces and log entries.
+
+
+@cache
+def frames() -> list[bytes]:
+    """Return valid frames without their checksums."""
+    found = [Frame(kind, n, n // 2, b"body" * n) for kind in FrameKind for n in (0, 1, 200)]
+    found += [json_frame(FrameKind.HELLO, {"name": "bank", "rows": [1, 2]}, 3)]
+    found += [Frame(FrameKind.REQUEST, 5, 4, message.to_bytes()) for message in message_list()]
+    return [each.to_bytes()[4:] for each in found]
+
+
+def read_frame(data: bytes) -> None:
+    """Read a frame as it is."""
+    read = Frame.from_bytes(data)
+    assert read.to_bytes() == data
+    read.json()
+
+
+def read_sealed_frame(data: bytes) -> None:
+    """Read a frame whose checksum is right, whatever it holds."""
+    read_frame(zlib.crc32(data).to_bytes(4, "little") + data)
+
+
+def assemble(data: bytes) -> None:
+    """Put pieces together: two bytes for each, its flag and its size."""
+    sizes = (0, 1, 2, 3, 1000, frame.PIECE - 1, frame.PIECE, frame.PIECE + 1)
+    assembler = Assembler(limit=2 * frame.PIECE + 10)
+    for i in range(0, min(len(data), 40) - 1, 2):
+        size = sizes[data[i + 1] % len(sizes)]
+        whole = assembler.add(bytes((data[i] % 3,)) * (size > 0) + bytes(size))
+        assert assembler.size <= assembler.limit
+        assert whole is None or len(whole) <= assembler.limit
+
+
+@cache
+def log_entries() -> list[bytes]:
+    """Return valid entries of a message log."""
+    chosen = message_list()
+    return [pack({"bank": a, "telco": b}) for a, b in zip(chosen, reversed(chosen), strict=True)]
+
+
+# Questions, answers, handshakes and alignments.
+
+
+class Answering:
+    """A party that represents any rows by themselves."""
+
+    name = "bank"
+    model = SimpleNamespace(represent=lambda rows, alone=False: rows)
+
+
+@cache
+def handler() -> QuestionHandler:
+    """Return a party's answers to questions."""
+    columns = {"train": torch.zeros(20, 3), "test": torch.ones(5, 3)}
+    data: Any = SimpleNamespace(
+        columns=columns, ids={s: [f"{s}:{n}" for n in range(len(x))] for s, x in columns.items()}
+    )
+    party: Any = Answering()
+    return QuestionHandler(party, data)
+
+
+QUESTIONS: list[Any] = [{"split": "test", "start": 0, "stop": 5}, {"ids": ["train:1", "test:0"]}, {"ids": ["nobody"]}]
+
+
+@cache
+def answers() -> list[bytes]:
+    """Return valid answers."""
+    return [handler()(json.dumps(each).encode())[1] for each in QUESTIONS]
+
+
+def read_answers(data: bytes) -> None:
+    """Read an answer about five rows, and one that says what is lacking."""
+    with contextlib.suppress(EfvflError):
+        assert read_answer("bank", data, 5, 3).shape == (5, 3)
+    assert all(0 <= place < 5 for place in lacking("bank", data, 5))
+
+
+@cache
+def hello() -> dict[str, Any]:
+    """Return what a participant says first."""
+    ids = {"train": ["a", "b"], "validation": ["c"], "test": ["d"]}
+    return handshake.about(RunConfig(), "bank", ["bank", "telco"], ids)
+
+
+def read_hello(data: bytes) -> None:
+    """Compare a HELLO with ours."""
+    handshake.compare(hello(), Frame(FrameKind.HELLO, body=data).json())
+
+
+# What reads an alignment's questions and answers, and a valid example for each.
+ALIGNMENT: list[tuple[Callable[[bytes], object], bytes]] = [
+    (
+        lambda data: messages.ShardQuestion.read(messages.read_kind(data)[1]),
+        messages.ShardQuestion(bytes(messages.SALT), 9, 4, 3, [bytes(POINT), bytes(POINT)]).to_bytes(),
+    ),
+    (lambda data: messages.read_points(data, 1, 2), messages.write_points(bytes(POINT), bytes(2 * POINT))),
+    (
+        lambda data: messages.read_digests(data, 0),
+        messages.write(messages.AlignmentKind.DIGESTS, 2, bytes(2 * messages.DIGEST)),
+    ),
+    (
+        lambda data: messages.read_count(data, messages.AlignmentKind.SPLITS),
+        messages.write(messages.AlignmentKind.SPLITS, 7),
+    ),
+    (
+        lambda data: messages.PlacesPart.read(messages.read_kind(data)[1]),
+        messages.PlacesPart(bytes(messages.SALT), bytes(POINT), 3, 0, [(0, 4), (0, 300), (2, 0)]).to_bytes(),
+    ),
+    (
+        lambda data: messages.read_place_answer(data, 3),
+        messages.write_place_answer(3, (bytes(POINT), bytes(TAG))),
+    ),
+    (
+        lambda data: messages.SplitsPart.read(messages.read_kind(data)[1]),
+        messages.SplitsPart(bytes(messages.SALT), bytes(TAG), 0, b"\x00\x01\x02").to_bytes(),
+    ),
+]
+
+
+def read_alignment(data: bytes) -> None:
+    """Give the bytes to every reader of an alignment."""
+    for read, _ in ALIGNMENT:
+        with contextlib.suppress(EfvflError):
+            read(data)
+
+
+# The prediction service.
+
+
+class Predicting:
+    """A batcher that knows every id."""
+
+    settings = SimpleNamespace(timeout=5.0, quota=0, unknown=0)
+    process = SimpleNamespace(in_one_form=lambda ids: ids)
+
+    def predict_cached(self, ids: list[str]) -> Prediction:
+        """Return a prediction for every id."""
+        return Prediction(ids, {"prediction": [0] * len(ids)}, [[] for _ in ids])
+
+    def health(self) -> dict[str, Any]:
+        """Return that all is well."""
+        return {"status": "ok"}
+
+
+@cache
+def app() -> Any:
+    """Return the service's app, in which the batcher, the log and the place of a connection are ours."""
+    batcher: Any = Predicting()
+    unlogged: Any = SimpleNamespace(record=lambda line: None)
+    made = make_app(batcher, AccessControl(token=TOKEN), unlogged)
+
+    async def placed(scope: Any, receive: Any, send: Any) -> None:
+        await made(scope | {"state": {"place": SimpleNamespace(trusted=False)}}, receive, send)
+
+    return placed
+
+
+BODIES: list[Any] = [{"ids": ["a", "b"]}, {"ids": ["é"]}, {"ids": [str(n) for n in range(30)]}]
+HEADERS = [
+    f"POST /predict\nAuthorization: Bearer {TOKEN}\nContent-Type: application/json\n\n".encode() + b'{"ids": ["a"]}',
+    f"POST /predict\nAuthorization: Bearer {TOKEN}\nHost: example.org\nX-Request-Id: 7\n\n".encode()
+    + b'{"ids": ["a"]}',
+    b"GET /health\nHost: example.org\n\n",
+    b"PUT /predict/\nAuthorization: Basic dDp0\n\n{}",
+]
+
+
+def request_ids(data: bytes) -> None:
+    """Read the ids in a body; and send it with valid credentials."""
+    _request("POST", "/predict", [(b"authorization", f"Bearer {TOKEN}".encode())], data)
+    read_ids(data)
+
+
+def request_headers(data: bytes) -> None:
+    """Send a request with these words and headers, one a line, and a body after an empty line."""
+    head, _, body = data.partition(b"\n\n")
+    first, *lines = head.split(b"\n")
+    method, _, path = first.partition(b" ")
+    headers = [(name.strip().lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
+    _request(method.decode("latin-1"), path.decode("latin-1"), headers, body)
+
+
+def _request(method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    """Hand a request to the app as a server does; a status of 500 or an error is a finding."""
+
+    async def send() -> int:
+        stream = httpx.ByteStream(body)
+        request = httpx.Request("POST", "http://service/", headers=headers, stream=stream)
+        request.method = method
+        url = request.url
+        with contextlib.suppress(httpx.InvalidURL, ValueError):  # a server would not have let it through
+            url = request.url.copy_with(raw_path=path.encode("latin-1"))
+        request.url = url
+        async with httpx.ASGITransport(app()) as transport:
+            return (await transport.handle_async_request(request)).status_code
+
+    status = asyncio.run(send())
+    assert 200 <= status < 500, status
+
+
+# Run files and experiment files.
+
+
+def _documents() -> SearchStrategy[list[bytes]]:
+    change = st.tuples(st.sampled_from(list(odd_settings.key_paths())), st.sampled_from(odd_settings.ODD))
+    return st.builds(_document, st.sampled_from(odd_settings.BASES), st.lists(change, min_size=1, max_size=3))
+
+
+def _document(base: dict[str, Any], changes: Sequence[tuple[odd_settings.Path_, Any]]) -> list[bytes]:
+    for path, value in changes:
+        base = odd_settings.changed(base, path, value)
+    return [odd_settings.document(base).encode()]
+
+
+def _sweeps() -> SearchStrategy[list[bytes]]:
+    own = st.tuples(st.sampled_from(odd_settings.SWEEP_KEYS), st.sampled_from(odd_settings.ODD))
+    run_keys = [("run", *path) for path in odd_settings.key_paths()] + [
+        ("base", *path) for path in odd_settings.key_paths()
+    ]
+    theirs = st.tuples(st.sampled_from(run_keys), st.sampled_from(odd_settings.ODD))
+    changes = st.lists(st.one_of(own, theirs), min_size=1, max_size=3)
+    return st.builds(_document, st.just(odd_settings.SWEEP), changes)
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    made = tempfile.TemporaryDirectory()
+    odd_settings.prepare(Path(made.name))
+    return made
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def build_run(data: bytes) -> None:
+    """Build all that a run file says; layers are kept small, because time is counted."""
+    odd_settings.build_all(_text(data), Path(_folder().name))
+
+
+def build_sweep(data: bytes) -> None:
+    """Build all that an experiment file says."""
+    odd_settings.build_sweep(_text(data), Path(_folder().name))
+
+
+def _encoded(parts: Sequence[Any]) -> list[bytes]:
+    return [part.to_bytes() for part in parts]
+
+
+FUZZERS: tuple[Fuzzer, ...] = (
+    Fuzzer("packets", lambda: mutated(_encoded(packets())), read_packet, 30),
+    Fuzzer("bodies", lambda: mutated([bytes((i,)) + p.body for i, p in enumerate(packets())]), read_body, 30),
+    Fuzzer("messages", lambda: mutated(_encoded(message_list())), read_message, 30),
+    Fuzzer("frames", lambda: mutated([zlib.crc32(f).to_bytes(4, "little") + f for f in frames()]), read_frame),
+    Fuzzer("sealed-frames", lambda: mutated(frames()), read_sealed_frame),
+    Fuzzer(
+        "pieces", lambda: mutated([b"\x01\x06\x00\x03", b"\x00\x04\x00\x01", b"\x01\x06\x01\x06\x00\x04"]), assemble
+    ),
+    Fuzzer("log-entries", lambda: mutated(log_entries()), frame.unpack),
+    Fuzzer("questions", lambda: odd_json(QUESTIONS), handler()),
+    Fuzzer("answers", lambda: mutated(answers()), read_answers),
+    Fuzzer("handshakes", lambda: odd_json([hello()]), read_hello),
+    Fuzzer("alignment", lambda: mutated([valid for _, valid in ALIGNMENT]), read_alignment),
+    Fuzzer("http-bodies", lambda: odd_json(BODIES), request_ids, 5),
+    Fuzzer("http-headers", lambda: mutated(HEADERS), request_headers, 5),
+    Fuzzer("run-files", _documents, build_run, 50),
+    Fuzzer("toml", lambda: mutated([odd_settings.document(b).encode() for b in odd_settings.BASES]), build_run, 3),
+    Fuzzer("experiment-files", _sweeps, build_sweep, 15),
+)
