@@ -40,6 +40,7 @@ from torch import Tensor
 
 from efvfl.config.run_file import LimitConfig
 from efvfl.errors import LimitError, ProtocolError, RefusedError
+from efvfl.network.links.connections import ROOM
 from efvfl.network.links.frame import MAX_JSON, PIECE, Frame, FrameKind, digest_of, json_frame
 from efvfl.network.links.grpc import METHOD, dial, listen
 from efvfl.network.training.party_process import PartyProcess
@@ -59,9 +60,12 @@ def said(caplog: pytest.LogCaptureFixture, text: str) -> None:
         time.sleep(0.01)
 
 
-def links() -> int:
-    """How many threads read from links."""
-    return sum(thread.name == "efvfl-connection" for thread in threading.enumerate())
+def until_links_are(meeting: Meeting, count: int) -> None:
+    """Wait until so many threads of a meeting read from links."""
+    deadline = time.monotonic() + SECONDS
+    while len({t for t in threading.enumerate() if t.name == "efvfl-connection"} - set(meeting.threads_before)) > count:
+        assert time.monotonic() < deadline, "a thread that reads from a link is still there"
+        time.sleep(0.01)
 
 
 def test_a_calm_meeting_equals_one_process(meeting: Meeting) -> None:
@@ -528,12 +532,23 @@ def test_a_flood_harms_nobody_and_leaves_no_thread(meeting: Meeting, kind: Frame
         rogue.wire.close()  # repeated HELLOs are no harm, but a second party of that name would have to wait
     else:
         rogue.closed()
-    deadline = time.monotonic() + SECONDS
-    while links() > len(meeting.requests.names) - 1:
-        assert time.monotonic() < deadline, "the flood's thread is still there"
-        time.sleep(0.01)
+    until_links_are(meeting, len(meeting.requests.names) - 1)
     meeting.join(VICTIM)
     meeting.finish()
+
+
+@pytest.mark.parametrize("looked_at", [False, True])
+def test_a_flood_that_nobody_reads_leaves_no_thread_when_the_server_ends(tmp_path: Path, looked_at: bool) -> None:
+    meeting = Meeting(tmp_path)  # its server does not run
+    wire = meeting.dial()
+    for _ in range(100):
+        wire.send(Frame(FrameKind.WELCOME, 0, 0, b"flood").to_bytes())
+    while meeting.requests._events.qsize() <= ROOM:
+        time.sleep(0.001)
+    if looked_at:
+        meeting.requests._listen()
+    meeting.requests.close()
+    until_links_are(meeting, 0)
 
 
 # What gRPC itself sees: sizes.

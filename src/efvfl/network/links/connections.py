@@ -58,6 +58,13 @@ class Connection:
     waiting: list[Frame] = field(default_factory=list)  # what it was sent and has not answered
     sent: float = 0.0
     room: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(ROOM))
+    closed: bool = False
+
+    def close(self) -> None:
+        """Cut the wire, and let go of the thread that reads from it, which may be waiting for room."""
+        self.closed = True
+        self.wire.close()
+        self.room.release()
 
     @property
     def title(self) -> str:
@@ -115,6 +122,8 @@ class Connections(ABC):
             while True:
                 frame = Frame.from_bytes(connection.wire.receive(None))
                 connection.room.acquire()
+                if connection.closed:
+                    return
                 self._events.put((connection, frame))
         except EfvflError as error:
             self._events.put((connection, error))
@@ -132,9 +141,13 @@ class Connections(ABC):
         self._events.put(None)
 
     def close(self) -> None:
-        """Cut all wires."""
+        """Cut all wires, those included that nobody has looked at yet."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if event := self._events.get_nowait():
+                    event[0].close()
         for connection in (*self.connections.values(), *self._unidentified):
-            connection.wire.close()
+            connection.close()
         self.connections.clear()
         self._unidentified.clear()
 
@@ -263,7 +276,7 @@ class Connections(ABC):
         self._drop(connection, text)
 
     def _drop(self, connection: Connection, reason: str, loud: bool = False) -> None:
-        connection.wire.close()
+        connection.close()
         self._unidentified.discard(connection)
         if connection.name and self.connections.get(connection.name) is connection:
             del self.connections[connection.name]
