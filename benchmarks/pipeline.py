@@ -18,8 +18,9 @@ from statistics import mean, median
 import torch
 from torch import Tensor, nn
 
+from benchmarks.emulated_line import ROUND_TRIP, network
 from benchmarks.lines import Line
-from benchmarks.link import ROUND_TRIP, network, run_config
+from benchmarks.link import run_config
 from efvfl.config.run_file import ModelConfig, RunConfig
 from efvfl.runs.build import load_data, make_federation
 

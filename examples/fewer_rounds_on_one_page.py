@@ -24,11 +24,12 @@ class Setting:
 
     compress: Compress  # C: what becomes of a block on its way up
     error_feedback: bool = True
+    start_at_mean: bool = False  # whether all rows are taken for the mean of the first report's until they are reported
     compress_down: Compress | None = None  # of cotangents, with error feedback of its own
     first: Compress | None = None  # in place of C, for the rows of a report that were never reported before
     cached_steps: int = 0  # R: further updates of every block after each round, from what is remembered
-    cached_batches: int = 9  # W: of the last so many batches
-    angle: float = 60.0  # degrees: a row that has turned farther weighs nothing
+    cached_batches: int = 20  # W: of the last so many batches
+    angle: float = 60.0  # degrees: a row that has turned farther weighs nothing; 180: all weigh alike
     window: int = 1  # S: rounds under way at a time
     lr: float = 0.5
 
@@ -49,6 +50,8 @@ def vertical(
 
         h = [reporting[k](x[k][batch]) for k in parties]
         for k in parties:  # each party reports C(h - G), and both ends add it to G
+            if t == 0 and s.start_at_mean:
+                G[k][:] = h[k].detach().mean(dim=0)
             residual = h[k].detach() - G[k][batch] if s.error_feedback else h[k].detach()
             sent = in_two_parts(residual, ~visited[batch], s.compress, s.first)
             G[k][batch] = G[k][batch] + sent if s.error_feedback else sent
@@ -94,7 +97,9 @@ def in_two_parts(residual: Tensor, new: Tensor, compress: Compress, first: Compr
 
 
 def weights(then: Tensor, now: Tensor, angle: float) -> Tensor:
-    """Return the cosine between a row then and now, and zero beyond the angle."""
+    """Return the cosine between a row then and now, and zero beyond the angle; ones if the angle is 180 degrees."""
+    if angle == 180:
+        return torch.ones_like(now[:, :1])
     cosine = cosine_similarity(then, now, dim=1)
     return torch.where(cosine >= cos(radians(angle)), cosine, 0.0).unsqueeze(1)
 

@@ -54,6 +54,7 @@ def every_agreement() -> dict[str, Settings]:
 
 BOTH: dict[str, Settings] = {  # settings that make sense in both label modes
     "start-exact": {"method": {"compressor": TOPK, "start": "exact"}},
+    "start-mean": {"method": {"compressor": TOPK, "start": "mean", "first": {"name": "uniform", "levels": 7}}},
     "start-exact-independent": {"method": {"compressor": TOPK, "start": "exact"}, "batch_order": "independent"},
     "label-holder": {"label_holder": HOLDER},
     "label-holder-first": {"label_holder": "top-left", "method": {"name": "cvfl", "compressor": QSGD}},

@@ -1,6 +1,7 @@
 """Both ends of every link hold the same memory, bit for bit, after any run."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from efvfl import QSGD, Agreement, Method, SharedLabels, TopK, cvfl, efvfl
 from efvfl.core.batches import ALL
 from efvfl.core.memory import Direct, ErrorFeedback, make
+from efvfl.errors import ProtocolError
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -82,6 +84,40 @@ def test_full_batch_exact_start_has_no_distortion_at_first() -> None:
     assert exact.distortion < compressed.distortion
     assert problem(efvfl(TopK(0.1), start="exact")).distortion() == 0
     assert problem(efvfl(TopK(0.1))).distortion() > 0
+
+
+def test_a_start_at_the_mean_sends_it_once_and_both_ends_start_there() -> None:
+    federation = problem(efvfl(TopK(0.1), start="mean"), batch_size=16, agreement=Agreement("shared"))
+    party, rows = federation.parties["party2"], federation.server.batches.rows(0)
+    federation.transport.post(federation.server.begin())
+    h = party.open.oldest.h.detach()
+    mean, rest = party.open.unanswered(0)[0].packets[2]
+    assert mean.shape == h.shape[1:]
+    assert rest.shape == h.shape
+    others = torch.ones(len(federation.server.labels), dtype=torch.bool).index_fill_(0, rows, False)  # type: ignore[arg-type]
+    assert torch.equal(party.up.memory.g[others], h.mean(0).expand(int(others.sum()), -1))  # type: ignore[attr-defined]
+    bits = TopK(0.1).paper_bits((16, h.shape[1])) + 32 * h.shape[1]
+    for step in range(12):
+        federation.step(hold=step == 11)
+        if step == 0:
+            assert federation.driver.paper_bits == len(federation.parties) * bits
+        else:
+            assert all(
+                len(reply.packets[p.number]) == 1
+                for p in federation.parties.values()
+                for reply in p.open.unanswered(p.step)
+            )
+    assert all(torch.equal(a, b) for a, *rest in memories(federation) for b in rest)
+
+
+def test_a_mean_that_is_missing_or_misshapen_is_refused() -> None:
+    federation = problem(efvfl(TopK(0.1), start="mean"), batch_size=16)
+    replies = {name: p.handle(federation.server.begin()[name]) for name, p in federation.parties.items()}
+    report = replies["party1"]
+    rest = report.packets[1][1]
+    for packets, text in (((rest,), "expected 2 packets, got 1"), ((rest, rest), "its mean: expected shape")):
+        with pytest.raises(ProtocolError, match=text):
+            federation.server.respond(replies | {"party1": replace(report, packets={1: packets})})
 
 
 def test_direct_compression_has_no_exact_start() -> None:

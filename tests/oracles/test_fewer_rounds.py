@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from efvfl import Agreement, CachedSteps, Identity, TopK, Uniform, cvfl, efvfl, svfl
 from efvfl.compress import Compressor
+from efvfl.core.batches import Batches
 from efvfl.core.methods import Method
 
 STEPS = 14  # of batches of 16 of 60 rows: more than three epochs
@@ -37,18 +38,39 @@ def expected(size: int, setting: page.Setting) -> list[Tensor]:
         (efvfl(TopK(0.2), first=Uniform(15)), page.Setting(page.top_k(0.2), first=page.uniform(15))),
         (efvfl(Uniform(2), first=Uniform(15)), page.Setting(page.uniform(2), first=page.uniform(15))),
         (efvfl(TopK(0.2), start="exact"), page.Setting(page.top_k(0.2), first=lambda block: block)),
+        (efvfl(TopK(0.2), start="mean"), page.Setting(page.top_k(0.2), start_at_mean=True)),
+        (
+            efvfl(TopK(0.2), start="mean", first=Uniform(15)),
+            page.Setting(page.top_k(0.2), start_at_mean=True, first=page.uniform(15)),
+        ),
     ],
-    ids=["ternary", "both ways", "first visits", "first visits of the same kind", "exact start"],
+    ids=[
+        "ternary",
+        "both ways",
+        "first visits",
+        "first visits of the same kind",
+        "exact start",
+        "start at the mean",
+        "start at the mean, first visits",
+    ],
 )
 def test_what_is_sent(method: Method, setting: page.Setting, size: int) -> None:
     assert close(trained(problem(method, batch_size=size), STEPS), expected(size, setting))
 
 
 @pytest.mark.parametrize("size", [0, 16])
-@pytest.mark.parametrize(("steps", "batches", "angle"), [(1, 1, 180.0), (3, 3, 60.0), (2, 5, 20.0), (5, 2, 1.0)])
+@pytest.mark.parametrize(
+    ("steps", "batches", "angle"), [(1, 1, 180.0), (3, 3, 60.0), (2, 5, 20.0), (5, 2, 1.0), (3, 0, 60.0)]
+)
 @pytest.mark.parametrize("feedback", [True, False])
 def test_cached_steps(feedback: bool, steps: int, batches: int, angle: float, size: int) -> None:
-    setting = page.Setting(page.top_k(0.3), feedback, None, None, steps, batches, angle)
+    setting = page.Setting(
+        page.top_k(0.3),
+        feedback,
+        cached_steps=steps,
+        cached_batches=batches or Batches(60, size, 0).per_epoch,
+        angle=angle,
+    )
     agreement = Agreement(cached=CachedSteps(steps, batches, angle))
     method = efvfl(TopK(0.3)) if feedback else cvfl(TopK(0.3))
     found = trained(problem(method, agreement=agreement, batch_size=size), STEPS)
@@ -60,8 +82,10 @@ def test_cached_steps(feedback: bool, steps: int, batches: int, angle: float, si
 @pytest.mark.parametrize("window", [2, 3, 5])
 @pytest.mark.parametrize("cached", [0, 2])
 def test_windows(cached: int, window: int, size: int) -> None:
-    setting = page.Setting(page.uniform(1), compress_down=page.uniform(7), cached_steps=cached, window=window)
-    agreement = Agreement(pipeline=window, cached=CachedSteps(cached))
+    setting = page.Setting(
+        page.uniform(1), compress_down=page.uniform(7), cached_steps=cached, cached_batches=9, window=window
+    )
+    agreement = Agreement(pipeline=window, cached=CachedSteps(cached, batches=9))
     found = trained(problem(efvfl(Uniform(1), down=Uniform(7)), agreement=agreement, batch_size=size), STEPS)
     assert close(found, expected(size, setting))
 

@@ -1,9 +1,9 @@
-"""The emulated line of benchmarks/link.py: what goes in comes out, and the table says what was measured."""
+"""The emulated line of the benchmarks: what goes in comes out, and the table says what was measured."""
 
 import socket
 
 import pytest
-from benchmarks import link
+from benchmarks import emulated_line, link
 from warm_processes import PATIENT, WARM
 
 
@@ -13,7 +13,7 @@ def test_a_line_carries_bytes_both_ways_unchanged() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(PATIENT)
         ours, theirs = WARM.Pipe()
-        process = WARM.Process(target=link.lines, args=(server.getsockname()[1], 1, theirs), daemon=True)
+        process = WARM.Process(target=emulated_line.lines, args=(server.getsockname()[1], 1, theirs), daemon=True)
         process.start()
         try:
             assert ours.poll(PATIENT)

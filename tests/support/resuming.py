@@ -32,6 +32,7 @@ CASES: dict[str, tuple[Method, Agreement]] = {
         efvfl(TopK(0.2)),
         Agreement(SharedLabels(downlink="aggregate"), reports="all", pipeline=True),
     ),
+    "private-mean-start": (efvfl(TopK(0.2), start="mean"), Agreement()),
     "pipelined-exact-start": (efvfl(TopK(0.2), start="exact"), Agreement(labels="shared", pipeline=True)),
     "pipelined-aggregate-compress": (
         efvfl(TopK(0.2), fusion=TopK(0.5)),

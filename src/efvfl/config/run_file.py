@@ -21,6 +21,7 @@ from efvfl.core.agreement import (
     ReportRange,
     SharedLabels,
 )
+from efvfl.core.memory import Start
 from efvfl.core.methods import Method, cvfl, efvfl, svfl
 from efvfl.core.protection import Protection
 from efvfl.errors import ConfigError
@@ -116,7 +117,7 @@ class MethodConfig:
     compressor: dict[str, Any] = field(default_factory=lambda: {"name": "topk", "ratio": 0.1})
     down: dict[str, Any] = field(default_factory=dict)  # compressor of cotangents (private labels); empty: none
     fusion: dict[str, Any] = field(default_factory=dict)  # compressor of x0 (agreement.fusion = "compress")
-    start: Literal["compressed", "exact"] = "compressed"
+    start: Start = "compressed"  # exact: first reports are not compressed; mean: memories start at a mean
     first: dict[str, Any] = field(default_factory=dict)  # compressor of a row's first report; empty: as the others
 
     def build(self) -> Method:
@@ -281,7 +282,7 @@ class RunConfig:
             lossless=method.name == "svfl",
             down=bool(method.down),
             fusion=bool(method.fusion),
-            exact_start=method.start == "exact",
+            start=method.start,
             first=bool(method.first),
             combine=self.fusion.combine,
             protect=self.protect.on,

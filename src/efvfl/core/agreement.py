@@ -48,17 +48,22 @@ class SharedLabels:
 class CachedSteps:
     """Updates between two rounds from what is remembered of the last batches (private labels; not in the paper).
 
-    >>> Agreement(cached=CachedSteps(9, batches=9)).cached.steps
+    >>> Agreement(cached=CachedSteps(9)).cached.steps
     9
     """
 
     steps: int = 0  # of every block after each round; 0: none. More => fewer rounds and bytes, staler updates
-    batches: int = 9  # that are remembered: each is used `steps` times in all
-    angle: float = 60.0  # degrees: a row that has turned farther since its batch weighs nothing; 180: all weigh
+    batches: int = 0  # that are remembered: each is used `steps` times in all; 0: those of an epoch, that is all rows
+    angle: float = 60.0  # degrees: a row that has turned farther since its batch weighs nothing; 180: all weigh alike
 
     def __post_init__(self) -> None:
         """Refuse counts and angles that make no sense."""
         ranges.check_fields(self, "cached")
+        if 90 < self.angle < 180:
+            raise ConfigError(
+                f"cached.angle: expected at most 90 degrees, or 180 for rows that all weigh alike, got {self.angle:g}: "
+                "a row that has turned by more than a right angle would weigh less than nothing."
+            )
 
 
 LabelMode = PrivateLabels | SharedLabels

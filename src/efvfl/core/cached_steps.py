@@ -98,15 +98,16 @@ Batch = TypeVar("Batch", bound=Remembered)
 class WorkSet(Generic[Batch]):
     """The last batches of one participant."""
 
-    def __init__(self, cached: CachedSteps) -> None:
-        """Keep as many batches as were agreed on."""
+    def __init__(self, cached: CachedSteps, per_epoch: int) -> None:
+        """Keep as many batches as were agreed on, or as an epoch has."""
         self.cached = cached
+        self.size = cached.batches or per_epoch
         self.on = cached.steps > 0
         self._batches: dict[int, Batch] = {}  # by their place in a ring
 
     def add(self, batch: Batch) -> None:
         """Remember a batch in place of the oldest one."""
-        self._batches[batch.step % self.cached.batches] = batch
+        self._batches[batch.step % self.size] = batch
 
     def due(self, step: int) -> Iterator[tuple[int, Batch]]:
         """Yield what to learn from after a step, each with its number from 1.
@@ -119,6 +120,8 @@ class WorkSet(Generic[Batch]):
 
     def weights(self, then: Tensor, now: Tensor) -> Tensor:
         """Return the weight of every row, shape (rows, 1), from vectors of shape (rows, width) then and now."""
+        if self.cached.angle == 180:  # FedBCD
+            return torch.ones_like(now[:, :1])
         cosine = cosine_similarity(then, now, dim=1)
         return torch.where(cosine >= cos(radians(self.cached.angle)), cosine, 0.0).unsqueeze(1)
 

@@ -84,20 +84,28 @@ class Channel:
         Rows that are sent for the first time are in a packet of their own, where they have a compressor of their own.
         """
         value = value.detach()
-        residual = self.memory.residual(rows, value)
-        packets = tuple(
-            self._encode_and_time(self._compressor(first, step), residual if mask is None else residual[mask], step)
-            for first, mask in self._parts(rows)
-        )
-        return packets, self.memory.absorb(rows, self.decode(rows, packets, len(value)))
+        started = time.perf_counter()
+        packets = self._packets(rows, self.memory.residual(rows, value), step)
+        self.seconds += time.perf_counter() - started
+        return packets, self._absorb(rows, packets, self.decode(rows, packets, len(value)))
 
     def try_out(self, rows: Rows, residual: Tensor, step: int) -> Tensor:
         """Return what would arrive of a residual of these rows. Nothing is counted, sent or remembered."""
-        packets = tuple(
+        return self.decode(rows, self._packets(rows, residual, step), len(residual))
+
+    def _packets(self, rows: Rows, residual: Tensor, step: int) -> Packets:
+        """Return a residual of these rows as packets; the first of all has the mean, where the memory starts there."""
+        mean: Packets = ()
+        if self.memory.wants_mean:
+            center = residual.mean(dim=0)
+            mean, residual = send_exactly(center, self.what), residual - center
+        return mean + tuple(
             self._encode(self._compressor(first, step), residual if mask is None else residual[mask], step)
             for first, mask in self._parts(rows)
         )
-        return self.decode(rows, packets, len(residual))
+
+    def _mean(self, packets: Packets) -> Tensor:
+        return unpack(packets[0], self.width, self.dtype, f"{self.what}, its mean")
 
     def _parts(self, rows: Rows) -> list[tuple[bool, Tensor | None]]:
         """Return for every packet of these rows whether it is of first visits, and its rows; None: all of them."""
@@ -113,14 +121,10 @@ class Channel:
         """Return the paper's count of the packets that were received last."""
         if len(packets) == 1:
             return self._compressor(self._firsts[0], step).paper_bits(packets[0].shape)
-        parts = zip(self._firsts, packets, strict=True)
-        return sum(self._compressor(first, step).paper_bits(packet.shape) for first, packet in parts)
-
-    def _encode_and_time(self, compressor: Compressor, residual: Tensor, step: int) -> Packet:
-        started = time.perf_counter()
-        packet = self._encode(compressor, residual, step)
-        self.seconds += time.perf_counter() - started
-        return packet
+        mean, rest = packets[: len(packets) - len(self._firsts)], packets[len(packets) - len(self._firsts) :]
+        parts = zip(self._firsts, rest, strict=True)
+        bits = sum(self._compressor(first, step).paper_bits(packet.shape) for first, packet in parts)
+        return bits + sum(_IDENTITY.paper_bits(packet.shape) for packet in mean)
 
     def _encode(self, compressor: Compressor, residual: Tensor, step: int) -> Packet:
         """Return the packet that a residual becomes at a step."""
@@ -133,11 +137,15 @@ class Channel:
         """Return the decoded change of `count` rows, or refuse the packets. Nothing is absorbed yet."""
         if self._received is not None and self._received[0] is packets:
             return self._received[1]
-        parts = self._parts(rows)
-        if len(packets) != len(parts):
-            raise ProtocolError(
-                f"{self.what}: expected {len(parts)} packet{'s' * (len(parts) > 1)}, got {len(packets)}."
-            )
+        parts, wants_mean = self._parts(rows), self.memory.wants_mean
+        expected = len(parts) + wants_mean
+        if len(packets) != expected:
+            raise ProtocolError(f"{self.what}: expected {expected} packet{'s' * (expected > 1)}, got {len(packets)}.")
+        if wants_mean:  # the memory is still zero
+            return self._mean(packets) + self._decode_parts(parts, packets[1:], count)
+        return self._decode_parts(parts, packets, count)
+
+    def _decode_parts(self, parts: list[tuple[bool, Tensor | None]], packets: Packets, count: int) -> Tensor:
         if len(parts) == 1:
             return unpack(packets[0], (count, *self.width), self.dtype, self.what)
         decoded = torch.empty((count, *self.width), dtype=self.dtype)
@@ -150,8 +158,13 @@ class Channel:
         """Absorb decoded packets, G[rows] += C; return the surrogate G[rows]."""
         if self._received is None or self._received[0] is not packets:
             self._firsts = tuple(first for first, _ in self._parts(rows))
-            self._received = packets, decoded, self.memory.absorb(rows, decoded)
+            self._received = packets, decoded, self._absorb(rows, packets, decoded)
         return self._received[2]
+
+    def _absorb(self, rows: Rows, packets: Packets, decoded: Tensor) -> Tensor:
+        if self.memory.wants_mean:
+            self.memory.start_at(self._mean(packets), rows)
+        return self.memory.absorb(rows, decoded)
 
     def surrogate_with(self, rows: Rows, decoded: Tensor) -> Tensor:
         """Return the surrogate of these rows as absorbing this would make it; nothing is absorbed."""

@@ -23,7 +23,8 @@ class Link:
 
     compressor: Compressor = field(default_factory=Identity)
     memory: Remembers = "direct"
-    start: Start = "compressed"  # exact: a row's first report is not compressed (drops Theorem 1's D0 term)
+    # exact: a row's first report is not compressed (drops Theorem 1's D0 term); mean: G starts at a mean representation
+    start: Start = "compressed"
     first: Compressor | None = None  # of a row's first report, in place of `compressor`
 
     def __post_init__(self) -> None:
@@ -93,7 +94,8 @@ def efvfl(
 ) -> Method:
     """Return EF-VFL: the *change* against a memory that both ends keep is compressed.
 
-    A row's first report goes through `first`, if it is given, or uncompressed, if the start is 'exact'.
+    A row's first report goes through `first`, if it is given, or uncompressed, if the start is 'exact'. With the start
+    'mean', the first report also has the mean of its rows' values, and the memory starts there instead of at zero.
 
     >>> from efvfl import QSGD, TopK
     >>> method = efvfl(TopK(0.1), down=QSGD(4))

@@ -68,7 +68,7 @@ class Party:
         self.up = up
         self.label_mode = label_mode
         self.open = OpenReports(model, up, plan.report_rows, plan.agreement.window)
-        self.cached: WorkSet[PartyBatch] = WorkSet(plan.agreement.cached)
+        self.cached: WorkSet[PartyBatch] = WorkSet(plan.agreement.cached, plan.batches.per_epoch)
         self.step = 0  # the next one to learn from
         self.may_report: Callable[[int], None] = lambda step: None  # refuses to report on a step, by raising
 

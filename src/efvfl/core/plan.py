@@ -66,8 +66,8 @@ class Plan:
         link, width = self.link(name, direction), self.widths[self.names.index(name)]
         narrow = torch.bfloat16 if self.agreement.memory_dtype == "bfloat16" else None
         shape = (self.batches.samples, width)
-        start: memory.Start = "exact" if link.of_first_visits else "compressed"
-        made = memory.make(link.memory, shape, self.dtype, start, narrow, self.mapped)
+        first = link.first is not None
+        made = memory.make(link.memory, shape, self.dtype, link.start, narrow, self.mapped, first)
         what = f"{name}'s {'representation' if direction == 'up' else 'cotangent'}"
         return Channel(link, made, (width,), self.dtype, key, what)
 

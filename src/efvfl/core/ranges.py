@@ -48,7 +48,7 @@ RANGES: Final[dict[str, Range]] = {
     "agreement.digest_every": Range(1, COUNT),
     "agreement.pipeline": Range(0, 64),
     "cached.steps": Range(0, 1 << 20),
-    "cached.batches": Range(1, 1 << 20),
+    "cached.batches": Range(0, 1 << 20),
     "cached.angle": Range(1e-3, 180, whole=False),
     "protect.clip": Range(0, FLOAT32, whole=False),
     "protect.noise": Range(0, 1e9, whole=False),

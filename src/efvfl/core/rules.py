@@ -23,7 +23,7 @@ class Choices:
     lossless: bool = False  # nothing is compressed (SVFL)
     down: bool = False  # whether cotangents are compressed
     fusion: bool = False  # whether a compressor of the fusion model is given
-    exact_start: bool = False
+    start: str = "compressed"
     first: bool = False  # whether a row's first report has a compressor of its own
     combine: str = "mean"
     widths: tuple[int, ...] = ()  # of the representations; empty: not known yet
@@ -42,7 +42,7 @@ class Choices:
             lossless=method.name == "svfl",
             down=method.down != Link(),
             fusion=method.fusion != Link(),
-            exact_start=method.up.start == "exact",
+            start=method.up.start,
             first=method.up.first is not None,
             **others,  # type: ignore[arg-type]
         )
@@ -125,18 +125,18 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.combine != "concat" and len(set(c.widths)) > 1,
     ),
     Rule(
-        "start = 'exact'",
+        "start = 'exact' or 'mean'",
         "a method without a memory",
-        "direct compression forgets the exact start at once, so it would have no effect",
+        "direct compression forgets the start at once, so it would have no effect",
         "Leave it out, or use efvfl",
-        lambda c: c.exact_start and not c.memory,
+        lambda c: c.start != "compressed" and not c.memory,
     ),
     Rule(
         "start = 'exact'",
         "memory_dtype = 'bfloat16'",
         "the narrower memory would round the exact start at once",
         "Use one of the two",
-        lambda c: c.exact_start and c.agreement.memory_dtype,
+        lambda c: c.start == "exact" and c.agreement.memory_dtype,
     ),
     Rule(
         "method.first",
@@ -150,7 +150,7 @@ RULES: tuple[Rule, ...] = (
         "start = 'exact'",
         "a row's first report is then not compressed at all, so it would have no effect",
         "Use one of the two",
-        lambda c: c.first and c.exact_start,
+        lambda c: c.first and c.start == "exact",
     ),
     Rule(
         "memory_dtype",
@@ -175,10 +175,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "on_missing = 'stale'",
-        "start = 'exact'",
-        "which rows were sent before would have to be known of a party that is away",
+        "start = 'exact' or 'mean'",
+        "what was sent before would have to be known of a party that is away",
         "Use a compressed start, or on_missing = 'wait' or 'stop'",
-        lambda c: c.on_missing == "stale" and c.exact_start,
+        lambda c: c.on_missing == "stale" and c.start != "compressed",
     ),
     Rule(
         "on_missing = 'stale'",

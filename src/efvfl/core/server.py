@@ -68,7 +68,7 @@ class Server:
         self.channels = channels
         self.label_mode = label_mode
         self.attendance = Attendance(plan)
-        self.cached: WorkSet[ServerBatch] = WorkSet(plan.agreement.cached)
+        self.cached: WorkSet[ServerBatch] = WorkSet(plan.agreement.cached, plan.batches.per_epoch)
         self.step_number = 0
         self.surrogate_loss = float("nan")  # of the last step
         self.took_part = 0  # how many rows did in it
