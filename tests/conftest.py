@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,16 @@ SYSTEM = tuple(Path(__file__).parent / name for name in ("cli", "network"))
 SLOW = {"played", "story", "tapped", "warm_pool"}
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their folders and fixtures, before `-m` looks at the marks."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark tests by their folders and fixtures, before `-m` looks at the marks; then have the slow ones run first.
+
+    The order is otherwise as chance or the files have it: a slow test at the end would leave the other cores idle.
+    """
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in SYSTEM):
             item.add_marker(pytest.mark.system)
         if SLOW.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
+    yield
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
