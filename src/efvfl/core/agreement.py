@@ -128,6 +128,11 @@ class Agreement:
             return AUTO_WINDOWS[-1]
         return 2 if self.pipeline is True else max(1, int(self.pipeline))
 
+    @property
+    def window_here(self) -> int:
+        """How many steps are under way in one process: with 'auto' one, because there is no line to measure."""
+        return 1 if self.measures_window else self.window
+
 
 def check_word(name: str, value: object, known: object) -> None:
     """Refuse a value that is none of a Literal's words."""
