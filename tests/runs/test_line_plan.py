@@ -1,10 +1,12 @@
 """`efvfl plan` from Python: what is tried, when it is abandoned, what is recommended."""
 
+import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from networks import config as small_config
@@ -152,6 +154,31 @@ def test_a_trial_counts_what_a_run_sends(tmp_path: Path) -> None:
     assert all(p.seconds > 0 for p in trial.cost.parties)
     assert trial.cost.server > 0
     assert trial.expected(20) > 20 * trial.line.round_trip / 2
+    assert trial.clock is time.thread_time
+    assert Trial(replace(own, threads=2), data, trial.measured, Line()).clock is time.perf_counter
+
+
+def test_a_trial_knows_who_computed_for_how_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = run()
+    data = load_data(own, tmp_path)
+    trial = Trial(own, data, ValidationMetrics(own, data.validation), Line())
+    now = 0.0
+    trial.clock = trial.federation.transport.clock = lambda: now
+
+    def slower(call: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+        def called(*given: Any) -> Any:
+            nonlocal now
+            now += seconds
+            return call(*given)
+
+        return called
+
+    for number, party in enumerate(trial.federation.parties.values(), start=1):
+        monkeypatch.setattr(party, "handle", slower(party.handle, number))
+    monkeypatch.setattr(trial.federation.server, "learn", slower(trial.federation.server.learn, 0.5))
+    trial.advance("accuracy")
+    assert [party.seconds for party in trial.cost.parties] == [1.0, 2.0, 3.0, 4.0]
+    assert trial.cost.server == 0.5
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,8 @@ class LocalTransport:
         self.here = frozenset(here)
         self.wire = wire
         self.answer = answer
-        self.seconds = dict.fromkeys(parties, 0.0)  # that every party has computed
+        self.seconds = dict.fromkeys(parties, 0.0)  # that every party has computed, by this clock
+        self.clock: Callable[[], float] = time.perf_counter
         self._posted: deque[tuple[Request, dict[str, Message]]] = deque()
 
     @property
@@ -124,9 +125,9 @@ class LocalTransport:
         return self._through_bytes(reply)
 
     def _handled(self, name: str, message: Message) -> Message:
-        started = time.perf_counter()
+        started = self.clock()
         reply = self.parties[name].handle(message)
-        self.seconds[name] += time.perf_counter() - started
+        self.seconds[name] += self.clock() - started
         return reply
 
     def _through_bytes(self, message: Message) -> Message:
