@@ -146,10 +146,10 @@ class _Planner:
         self.others = candidates(config, len(data.train.labels))
 
     def plan(self, target: str, seconds: float) -> LinePlan:
-        started = self.clock()
         plain = yardstick(self.config)
         trial = self._trial(plain)
         wanted = self._goal(target, trial)
+        started = self.clock()
         first, goal = self._try_yardstick(plain, trial, wanted, started + YARDSTICK_SHARE * seconds)
         tried = [first]
         for number, candidate in enumerate(self.others, start=1):

@@ -61,7 +61,7 @@ def in_one_process(config: RunConfig, chosen: int) -> Outcome:
     return outcome(records, made.server, made.parties, made.ledger, own)
 
 
-@pytest.mark.parametrize("chosen", [1, 4, 8])
+@pytest.mark.parametrize("chosen", [1, 8])
 def test_over_wires_windows_grow_and_shrink_as_in_one_process(
     rows: Path, chosen: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +92,7 @@ def test_whoever_dies_after_the_choice_it_stays(
     calm = Fate()
     choosing(monkeypatch, 2)
     assert_same(expected, disturbed(run, tmp_path / "calm", who, calm))
-    for at in range(7, calm.events, calm.events // 6):
+    for at in range(7, calm.events, calm.events // 3):
         left = choosing(monkeypatch, 2, 8)  # what a second trial would say must not matter
         assert_same(expected, disturbed(run, tmp_path / str(at), who, Fate(at)))
         assert list(left) == [8]
