@@ -59,6 +59,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             return _value(tables[0], value, where)
         if isinstance(value, list) and (lists := [a for a in args if get_origin(a) is tuple]):
             return _value(lists[0], value, where)
+        if any(get_origin(a) is Literal and value in get_args(a) for a in args if isinstance(value, str)):
+            return value
         args = tuple(a for a in args if isinstance(a, type) and not is_dataclass(a))
         if any(_fits(a, value) for a in args):
             return value
@@ -101,6 +103,8 @@ def _name(hint: Any) -> str:
         return "a table"
     if get_origin(hint) is tuple:
         return "a list"
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
     names = {
         int: "a whole number",
         float: "a number",

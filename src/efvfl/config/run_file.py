@@ -17,6 +17,7 @@ from efvfl.core.agreement import (
     FusionUpdates,
     LabelMode,
     MemoryDtype,
+    Pipeline,
     PrivateLabels,
     ReportRange,
     SharedLabels,
@@ -148,7 +149,7 @@ class AgreementConfig:
     reports: ReportRange = "batch"  # rows of a report: the batch (C2 o C1), or all rows (Algorithm 1 as stated)
     local_steps: int = 1  # shared labels: the paper's Q, updates of every block in one round
     digest_every: int = 50  # shared labels, replicate: steps between two comparisons of the copies
-    pipeline: bool | int = False  # steps under way at a time: true: 2; updates are as many steps stale, less one
+    pipeline: Pipeline = False  # steps under way at a time: true: 2, auto: measured; updates are that stale, less one
     memory_dtype: MemoryDtype = ""  # of surrogates at all ends: a narrower one halves them, and rounds
     cached: CachedSteps = field(default_factory=CachedSteps)  # private labels: what is learnt between two rounds
 

@@ -12,6 +12,9 @@ Downlink = Literal["relay", "aggregate"]
 FusionUpdates = Literal["send", "replicate", "compress"]
 ReportRange = Literal["batch", "all"]
 MemoryDtype = Literal["", "bfloat16"]
+Pipeline = bool | int | Literal["auto"]
+
+AUTO_WINDOWS = (1, 2, 4, 8)  # steps under way that `pipeline = "auto"` tries, one after the other
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class Agreement:
     # A word stands for the mode with its defaults.
     labels: LabelMode | Literal["private", "shared"] = field(default_factory=PrivateLabels)  # or SharedLabels(...)
     reports: ReportRange = "batch"  # rows of a report: the batch (C2 o C1), or all rows (Algorithm 1 as stated)
-    pipeline: bool | int = False  # steps under way at a time: true: 2; updates are as many steps stale, less one
+    pipeline: Pipeline = False  # steps under way at a time: true: 2, auto: measured; updates are that stale, less one
     memory_dtype: MemoryDtype = ""  # of surrogates at all ends: a narrower one halves them, and rounds
     cached: CachedSteps = field(default_factory=CachedSteps)  # private labels: what is learnt between rounds
 
@@ -98,7 +101,7 @@ class Agreement:
             )
         check_word("reports", self.reports, ReportRange)
         check_word("memory_dtype", self.memory_dtype, MemoryDtype)
-        if not isinstance(self.pipeline, bool):
+        if not isinstance(self.pipeline, bool) and not self.measures_window:
             ranges.check("agreement.pipeline", self.pipeline, "pipeline")
         if not isinstance(self.cached, CachedSteps):
             raise ConfigError(f"cached: expected CachedSteps(...), got {describe(self.cached)}.")
@@ -119,9 +122,21 @@ class Agreement:
         return self.shared.local_steps if self.shared else 1
 
     @property
+    def measures_window(self) -> bool:
+        """Whether the server finds out over a network how many steps are best under way at a time."""
+        return self.pipeline == "auto"
+
+    @property
     def window(self) -> int:
-        """How many steps are under way at a time."""
+        """How many steps may be under way at a time: what all are ready for."""
+        if self.pipeline == "auto":
+            return AUTO_WINDOWS[-1]
         return 2 if self.pipeline is True else max(1, int(self.pipeline))
+
+    @property
+    def window_here(self) -> int:
+        """How many steps are under way in one process: with 'auto' one, because there is no line to measure."""
+        return 1 if self.measures_window else self.window
 
 
 def check_word(name: str, value: object, known: object) -> None:

@@ -64,6 +64,9 @@ RANGES: Final[dict[str, Range]] = {
 }
 
 
+_WORDS: Final = ("agreement.pipeline", "class_weights")  # in place of a number; which, is checked where they are used
+
+
 def check(key: str, value: object, name: str = "") -> None:
     """Refuse a number that is out of the range of a key; `name` is what the error calls it.
 
@@ -89,7 +92,7 @@ def check_fields(settings: Any, table: str = "") -> None:
     """Refuse numbers of a dataclass that are out of range, also in its lists; `table` is what a file calls it."""
     for f in fields(settings):
         key, value = f"{table}.{f.name}" if table else f.name, getattr(settings, f.name)
-        if key not in RANGES or value is f.default or (key == "class_weights" and isinstance(value, str)):
+        if key not in RANGES or value is f.default or (key in _WORDS and isinstance(value, str)):
             continue
         if isinstance(f.default, bool) and isinstance(value, bool):
             continue  # a word and a number: yes, no, or how many

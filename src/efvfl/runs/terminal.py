@@ -20,6 +20,7 @@ from rich.table import Table
 
 from efvfl.compress import REGISTRY, Compressor
 from efvfl.data import catalogue
+from efvfl.runs.line import Line, shared_line_seconds
 from efvfl.training.federation import Federation
 from efvfl.training.record import Record
 
@@ -68,17 +69,7 @@ def bar(records: Iterable[Record], console: Console, title: str, done: int, epoc
             yield record
 
 
-LINE_RATE = 10e6  # bits per second, both ways
-LINE_ROUND_TRIP = 0.020  # seconds
-
-
-def line_seconds(record: Record, rate: float = LINE_RATE, round_trip: float = LINE_ROUND_TRIP) -> float:
-    """Return the transmission time of a run's messages: rounds x round trip + bytes / rate.
-
-    All parties share the server's line, and the two directions take turns, because a round's reports must arrive before
-    its answers can be sent. Computation, evaluation and the overhead of TLS are not included.
-    """
-    return record.step * round_trip + 8 * (record.bytes_up + record.bytes_down) / rate
+SLOW = Line()  # that tables compare runs on
 
 
 def comparison(runs: Mapping[str, Sequence[Record]]) -> Table:
@@ -89,10 +80,10 @@ def comparison(runs: Mapping[str, Sequence[Record]]) -> Table:
     several = len(runs) > 1
     headings = ["method", f"test {metric}", "bytes up", "bytes down", "seconds"]
     if several:
-        slow = f"seconds at\n{LINE_RATE / 1e6:g} Mbit/s,\n{1e3 * LINE_ROUND_TRIP:g} ms"
+        slow = f"seconds at\n{SLOW.up / 1e6:g} Mbit/s,\n{1e3 * SLOW.round_trip:g} ms"
         headings = ["method", f"test\n{metric}", "bytes\nup", "bytes\ndown", "saved", "seconds\nhere", slow]
         table.caption = (
-            f"Last column: rounds x {1e3 * LINE_ROUND_TRIP:g} ms + all bytes / {LINE_RATE / 1e6:g} Mbit/s, the parties "
+            f"Last column: rounds x {1e3 * SLOW.round_trip:g} ms + all bytes / {SLOW.up / 1e6:g} Mbit/s, the parties "
             "sharing one line. This is arithmetic, not a measurement, and computing comes on top."
         )
     for heading in headings:
@@ -105,7 +96,7 @@ def comparison(runs: Mapping[str, Sequence[Record]]) -> Table:
         cells = [name, text, size(last.bytes_up), size(last.bytes_down)]
         cells += [f"{factor:.1f} x"] if several else []
         cells += [f"{last.seconds:.1f}"]
-        cells += [f"{line_seconds(last):.1f}"] if several else []
+        cells += [f"{shared_line_seconds(last, SLOW):.1f}"] if several else []
         table.add_row(*cells)
     return table
 

@@ -58,10 +58,11 @@ class Driver:
         """Take the replies to the oldest request, and do what they allow; return the record if one is due."""
         if not self._due or self._holding():
             step = self.server.step_number
-            self._exchange(schedule.hold(step), schedule.begins(step), schedule.observed(step))
+            hold = schedule.hold(step) or self.reports > schedule.window  # it may have shrunk
+            self._exchange(hold, schedule.begins(step), schedule.observed(step))
         if not self._due or self._holding():
             return None
-        record = self.record(observe)
+        record = self.record(observe, schedule.window)
         self._due, self._absent = False, {}
         return record
 
@@ -74,8 +75,8 @@ class Driver:
             self._exchange(hold, begins)
         return self.server.surrogate_loss
 
-    def record(self, observe: Observer) -> Record:
-        """Return where training stands."""
+    def record(self, observe: Observer, window: int) -> Record:
+        """Return where training stands, with so many steps under way at a time."""
         ledger = self.transport.ledger
         return Record(
             epoch=self.epoch,
@@ -88,6 +89,7 @@ class Driver:
             paper_bits=self.paper_bits,
             absent=self._absent,
             seconds=self.seconds,
+            window=window,
         )
 
     def state_dict(self) -> dict[str, Any]:

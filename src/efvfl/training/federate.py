@@ -97,7 +97,7 @@ def federate(
         shared = SharedParts(train.labels, copy.deepcopy(fusion), None if setup.wire else server.channels)
         parties[name] = make_party(plan, name, model, party_seed, None if plan.agreement.private else shared)
     transport = LocalTransport(parties, here=[setup.label_holder] if setup.label_holder else [], wire=setup.wire)
-    return Federation(server, transport, splits, plan.agreement.window)
+    return Federation(server, transport, splits, plan.agreement.window_here)
 
 
 def _choices(plan: Plan, setup: Setup) -> rules.Choices:

@@ -100,7 +100,7 @@ class Federation:
 
     def record(self, gradient: bool = True) -> Record:
         """Measure where training stands."""
-        return self.driver.record(lambda: self._observe(gradient))
+        return self.driver.record(lambda: self._observe(gradient), self.window)
 
     def _observe(self, gradient: bool) -> Observation:
         """Measure what can be measured where all rows and all models are in one place."""

@@ -6,6 +6,7 @@ With a pipeline, several requests are under way at a time.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,8 @@ class LocalTransport:
         self.here = frozenset(here)
         self.wire = wire
         self.answer = answer
+        self.seconds = dict.fromkeys(parties, 0.0)  # that every party has computed, by this clock
+        self.clock: Callable[[], float] = time.perf_counter
         self._posted: deque[tuple[Request, dict[str, Message]]] = deque()
 
     @property
@@ -115,11 +118,17 @@ class LocalTransport:
 
     def _deliver(self, name: str, message: Message) -> Message:
         if name in self.here:
-            return self.parties[name].handle(message)
+            return self._handled(name, message)
         self.ledger.record("down", name, message)
-        reply = self.parties[name].handle(self._through_bytes(message))
+        reply = self._handled(name, self._through_bytes(message))
         self.ledger.record("up", name, reply)
         return self._through_bytes(reply)
+
+    def _handled(self, name: str, message: Message) -> Message:
+        started = self.clock()
+        reply = self.parties[name].handle(message)
+        self.seconds[name] += self.clock() - started
+        return reply
 
     def _through_bytes(self, message: Message) -> Message:
         return Message.from_bytes(message.to_bytes()) if self.wire else message

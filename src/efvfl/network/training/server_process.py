@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -36,9 +37,12 @@ from efvfl.training import measure
 from efvfl.training.driver import Driver
 from efvfl.training.record import Observation, Record
 from efvfl.training.schedule import Schedule
+from efvfl.training.window_trial import WindowTrial
 from efvfl.util import checkpoint
 from efvfl.wire.ledger import Ledger
 from efvfl.wire.message import Kind, Message
+
+log = logging.getLogger("efvfl")
 
 
 class OwnParty:
@@ -98,6 +102,7 @@ class ServerProcess:
             self.local,
         )
         self.driver = Driver(self.server, self.requests, lambda: self._save_if_due())
+        self.trial = WindowTrial() if self.plan.agreement.measures_window else None
         self.records: list[Record] = []
         self.saved = 0  # the last checkpoint covers all requests below this one; `requests.durable`: the one before it
         self.diverged: set[str] = set()  # parties that do not remember the same at the end
@@ -118,7 +123,8 @@ class ServerProcess:
     def schedule(self) -> Schedule:
         """When parties hold, and how much is under way until then."""
         config = self.config
-        return Schedule(self.plan.batches.per_epoch, config.epochs, config.observe_every, self.plan.agreement.window)
+        window = self.trial.window(self.server.step_number) if self.trial else self.plan.agreement.window
+        return Schedule(self.plan.batches.per_epoch, config.epochs, config.observe_every, window)
 
     @property
     def steps(self) -> int:
@@ -186,6 +192,8 @@ class ServerProcess:
             self.party.load_state_dict(state["party"])
         self.ledger.load_state_dict(state["ledger"])
         self.driver.load_state_dict(state["driver"])
+        if self.trial:
+            self.trial.load_state_dict(state["trial"])
         self.requests.load_state_dict(state["requests"])
         self.saved, self.requests.durable = self.requests.number, int(state["before"])
         self.records = [Record.from_json(line) for line in state["records"]]
@@ -200,6 +208,7 @@ class ServerProcess:
             "party": self.party.state_dict() if self.party else {},
             "ledger": self.ledger.state_dict(),
             "driver": self.driver.state_dict(),
+            "trial": self.trial.state_dict() if self.trial else {},
             "requests": self.requests.state_dict(),
             "records": [record.to_json() for record in self.records],
             "before": self.saved,
@@ -229,7 +238,14 @@ class ServerProcess:
 
     def advance(self) -> Record | None:
         """Have the oldest request under way answered, and post the next one; return a record if one was due."""
+        step = self.server.step_number
+        if self.trial and self.trial.due(step):
+            log.info("%s", self.trial.choose())
+            for _ in range(2):  # before a message follows from the choice, also the checkpoint that is kept has it
+                self.save()
         record = self.driver.advance(self.schedule, self._observe)
+        if self.trial and self.server.step_number > step:
+            self.trial.answered(step, self.driver.reports)
         if record:
             self.records.append(record)
             if not self.finished:

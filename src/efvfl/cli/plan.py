@@ -1,0 +1,63 @@
+"""`efvfl plan`: which setting of a run file reaches a target soonest over a slow line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from efvfl.cli.options import Commands
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_ABOUT = """Trains several settings of a run for a moment, on the rows that `efvfl run` would use, and says which of
+them reaches the target soonest over a line of this speed: compressors, batches, steps under way, cached
+steps. Nothing is written. Validation rows decide; test rows are not looked at.
+
+example: efvfl plan run.toml --round-trip 40 --up 5 --down 50 --target auc=0.78"""
+
+
+def register(commands: Commands) -> None:
+    """Add the command of this file to the parser."""
+    plan = commands.add_parser(
+        "plan",
+        help="try which batch, compressor, window and cached steps reach a target soonest over a slow line",
+        description=_ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    plan.add_argument("file", type=Path)
+    plan.add_argument(
+        "--round-trip", type=float, default=20.0, metavar="MS", help="milliseconds (default: %(default)g)"
+    )
+    plan.add_argument(
+        "--up", type=float, default=10.0, metavar="MBIT", help="Mbit/s, each party (default: %(default)g)"
+    )
+    plan.add_argument(
+        "--down", type=float, default=10.0, metavar="MBIT", help="Mbit/s, each party (default: %(default)g)"
+    )
+    plan.add_argument(
+        "--target", default="", help="such as 0.9, auc or auc=0.78 (default: the best of SVFL in the trial, less 1 %%)"
+    )
+    plan.add_argument("--seconds", type=float, default=120.0, help="for the whole trial (default: %(default)g)")
+    plan.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    plan.set_defaults(handler=_plan)
+
+
+def _plan(options: argparse.Namespace, console: Console) -> None:
+    from rich.console import Console
+
+    from efvfl.network.workers import worker_group
+    from efvfl.runs.line import Line
+    from efvfl.runs.line_plan import plan_run
+    from efvfl.runs.plan_table import progress, show
+
+    worker_group.refuse("plan")
+    line = Line(options.round_trip / 1e3, 1e6 * options.up, 1e6 * options.down)
+    with progress(Console(stderr=True)) as watch:
+        plan = plan_run(options.file, line, options.target, options.seconds, watch=watch)
+    if options.json:
+        print(json.dumps(plan.to_table(), indent=1))
+    else:
+        show(plan, console)
