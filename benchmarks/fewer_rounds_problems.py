@@ -102,6 +102,6 @@ def _credit_file(seed: int) -> Path:
 
 
 PROBLEMS = (
-    Problem("MNIST", "accuracy", 0.9, (2.0, 4.0), 250, 5, _mnist),
+    Problem("MNIST", "accuracy", 0.9, (2.0, 4.0), 200, 5, _mnist),
     Problem("credit", "auc", 0.775, (0.001, 0.003, 0.01), 400, 10, _credit),
 )

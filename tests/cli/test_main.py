@@ -21,13 +21,14 @@ lr = 2.0
 """
 
 
-def numbers(text: str) -> dict[str, list[float]]:
-    """Accuracy, bytes up, bytes down, savings and seconds on a slow line by method, from the table in a text."""
-    units = {"%": 1.0, "x": 1.0, "B": 1.0, "kB": 1e3, "MB": 1e6}
+def race_of(text: str) -> dict[str, list[float]]:
+    """Rounds, bytes, savings, seconds on the line, times sooner and accuracy by method, from the table in a text."""
+    units = {"kB": 1e3, "MB": 1e6}
     found = {}
     for row in (line.split("│")[1:-1] for line in text.splitlines() if line.startswith("│")):
-        name, *cells, _, line_seconds = (cell.split() for cell in row)  # seconds on this machine vary
-        found[name[0]] = [*(float(number) * units[unit] for number, unit in cells), float(line_seconds[0])]
+        name, *cells, _ = (cell.strip() for cell in row)  # seconds on this machine vary
+        parts = [cell.split() for cell in cells if cell and cell != "never"]
+        found[name] = [float(number) * (units.get(unit[0], 1) if unit else 1) for number, *unit in parts]
     return found
 
 
@@ -39,20 +40,20 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert str(picture) in out.replace("\n", "")
     with Image.open(picture) as image:
         assert image.size[0] > 1000
-    assert set(numbers(out)) == {"SVFL", "CVFL", "EF-VFL"}
-    shown = numbers((ROOT / "README.md").read_text(encoding="utf-8"))
-    measured = numbers(out)
-    for name, (score, *exact) in measured.items():  # the README tells what comes out, on any processor
-        assert score == pytest.approx(shown[name][0], abs=4)
-        assert exact == pytest.approx(shown[name][1:], rel=0.05)
-        up, down, _, line = exact
-        assert line == pytest.approx(60 * 10 * 0.020 + (up + down) * 8 / 10e6, abs=0.1)  # 10 steps an epoch
-    accuracy = {name: row[0] for name, row in measured.items()}
-    saved = {name: row[3] for name, row in measured.items()}
-    assert accuracy["EF-VFL"] > accuracy["SVFL"] - 2
-    assert accuracy["CVFL"] < accuracy["EF-VFL"] - 10
-    assert saved["SVFL"] == 1
-    assert saved["EF-VFL"] > 20
+    measured, shown = race_of(out), race_of((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert set(measured) == set(shown) == {"SVFL", "CVFL", "EF-VFL", "+ cached"}
+    for name, found in measured.items():  # the README tells what comes out, on any processor
+        assert found[-1] == pytest.approx(shown[name][-1], abs=4)
+        assert found[:-1] == pytest.approx(shown[name][:-1], rel=0.15)
+        if len(found) > 1:  # it gets to the target
+            rounds, sent, _, line, _, _ = found
+            assert line == pytest.approx(rounds * 0.020 + sent * 8 / 10e6, abs=0.1)
+    fewer, sooner, accuracy = ({name: row[i] for name, row in measured.items() if len(row) > 1} for i in (2, 4, 5))
+    assert "CVFL" not in sooner
+    assert fewer["EF-VFL"] > 15
+    assert fewer["+ cached"] > 40
+    assert sooner["+ cached"] > 10
+    assert accuracy["+ cached"] > accuracy["SVFL"] - 1
 
 
 def test_run_resume_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,7 +123,7 @@ ERRORS = {
         "sklearn",
     ),
     "plots": (
-        "from pathlib import Path; from efvfl.runs.plots import draw_runs; draw_runs(Path('x.png'), {}, 'x')",
+        "from pathlib import Path; from efvfl.runs.plots import draw_run; draw_run(Path('x.png'), 'x', [])",
         "a picture of a run",
         "matplotlib",
         "plots",

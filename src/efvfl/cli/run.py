@@ -86,9 +86,9 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     from efvfl.core import losses
     from efvfl.network.workers import worker_group
     from efvfl.runs import metrics, run_folder
-    from efvfl.runs.plots import draw_runs
+    from efvfl.runs.plots import draw_run
     from efvfl.runs.run import train
-    from efvfl.runs.terminal import bar, comparison, ledger_table, metric_table
+    from efvfl.runs.terminal import bar, ledger_table, metric_table, summary
     from efvfl.util.extras import left_out
 
     worker_group.refuse("run")
@@ -105,7 +105,7 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
 
     records = train(config, out, options.resume, base=options.file.parent, watch=watch)
     name = options.file.stem
-    console.print(comparison({name: records}), ledger_table(records[-1]))
+    console.print(summary(name, records[-1]), ledger_table(records[-1]))
     say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
     outputs = run_folder.load_outputs(out)
     if outputs:
@@ -114,6 +114,6 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
             console.print(metric_table(found))
     say(f"Records: {out / 'records.jsonl'}")
     with left_out(say):
-        draw_runs(out / "run.png", {name: records}, name, metric=losses.lookup(config.loss).metric_name)
+        draw_run(out / "run.png", name, records, metric=losses.lookup(config.loss).metric_name)
         say(f"Picture: {out / 'run.png'}")
     say(f"A page about it: efvfl report {out}")

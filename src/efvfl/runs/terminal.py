@@ -25,7 +25,7 @@ from efvfl.training.federation import Federation
 from efvfl.training.record import Record
 
 
-def size(count: float) -> str:
+def size(count: float, digits: int = 2) -> str:
     """Return a number of bytes with a unit.
 
     >>> size(1234567)
@@ -33,7 +33,7 @@ def size(count: float) -> str:
     """
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
-            return f"{count / factor:,.2f} {unit}"
+            return f"{count / factor:,.{digits}f} {unit}"
     return f"{count:,.0f} B"
 
 
@@ -69,36 +69,56 @@ def bar(records: Iterable[Record], console: Console, title: str, done: int, epoc
             yield record
 
 
-SLOW = Line()  # that tables compare runs on
-
-
-def comparison(runs: Mapping[str, Sequence[Record]]) -> Table:
-    """Return a table of the last record of each run; for several runs, also savings and times on a slow line."""
+def summary(name: str, last: Record) -> Table:
+    """Return a table of a run's last record."""
+    metric = next((m for m in last.test if m != "loss"), "loss")
     table = Table(title="After training")
-    first = next(iter(runs.values()))[-1]
-    metric = next((m for m in first.test if m != "loss"), "loss")
-    several = len(runs) > 1
-    headings = ["method", f"test {metric}", "bytes up", "bytes down", "seconds"]
-    if several:
-        slow = f"seconds at\n{SLOW.up / 1e6:g} Mbit/s,\n{1e3 * SLOW.round_trip:g} ms"
-        headings = ["method", f"test\n{metric}", "bytes\nup", "bytes\ndown", "saved", "seconds\nhere", slow]
-        table.caption = (
-            f"Last column: rounds x {1e3 * SLOW.round_trip:g} ms + all bytes / {SLOW.up / 1e6:g} Mbit/s, the parties "
-            "sharing one line. This is arithmetic, not a measurement, and computing comes on top."
-        )
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "method" else "right", vertical="bottom")
-    for name, records in runs.items():
-        last = records[-1]
-        factor = (first.bytes_up + first.bytes_down) / max(1, last.bytes_up + last.bytes_down)
-        score = last.test.get(metric, float("nan"))
-        text = f"{100 * score:.1f} %" if metric == "accuracy" else f"{score:.4f}" if last.test else "no test rows"
-        cells = [name, text, size(last.bytes_up), size(last.bytes_down)]
-        cells += [f"{factor:.1f} x"] if several else []
-        cells += [f"{last.seconds:.1f}"]
-        cells += [f"{shared_line_seconds(last, SLOW):.1f}"] if several else []
-        table.add_row(*cells)
+    for heading in ("method", f"test {metric}", "bytes up", "bytes down", "seconds"):
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    table.add_row(name, score(last, metric), size(last.bytes_up), size(last.bytes_down), f"{last.seconds:.1f}")
     return table
+
+
+def score(record: Record, metric: str) -> str:
+    """Return a metric of the test rows as tables show it."""
+    if not record.test:
+        return "no test rows"
+    value = record.test.get(metric, float("nan"))
+    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4f}"
+
+
+def race(runs: Mapping[str, Sequence[Record]], target: float, line: Line) -> Table:
+    """Return a table of what each run needs to an accuracy of validation rows; the others are compared with the first.
+
+    Seconds on the line are those of `shared_line_seconds`, seconds here those of this process.
+    """
+    table = Table(title=f"Until {100 * target:g} % of the validation rows are right; after training")
+    headings = ["method", "rounds", "sent", "fewer", "line,\nsec.", "sooner", "test\naccuracy", "here,\nsec."]
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "method" else "right", vertical="bottom", no_wrap=True)
+    table.caption = (
+        f"Line: rounds x {1e3 * line.round_trip:g} ms + bytes / {line.up / 1e6:g} Mbit/s, the parties sharing "
+        "one line. This is arithmetic, not a measurement, and computing comes on top."
+    )
+    first = reached(next(iter(runs.values())), target)
+    for name, records in runs.items():
+        cells = [score(records[-1], "accuracy"), f"{records[-1].seconds:.1f}"]
+        table.add_row(name, *_to_target(reached(records, target), first, line), *cells)
+    return table
+
+
+def reached(records: Sequence[Record], target: float) -> Record | None:
+    """Return the first record whose accuracy of validation rows is at the target."""
+    return next((record for record in records if record.validation["accuracy"] >= target), None)
+
+
+def _to_target(at: Record | None, first: Record | None, line: Line) -> list[str]:
+    if at is None:
+        return ["never", "", "", "", ""]
+    sent, seconds = at.bytes_up + at.bytes_down, shared_line_seconds(at, line)
+    fewer = f"{(first.bytes_up + first.bytes_down) / sent:.1f} x" if first else ""
+    sooner = f"{shared_line_seconds(first, line) / seconds:.1f} x" if first else ""
+    return [f"{at.step}", size(sent, digits=1), fewer, f"{seconds:.1f}", sooner]
 
 
 def metric_table(scores: Mapping[str, Mapping[str, float]]) -> Table:
