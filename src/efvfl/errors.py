@@ -19,6 +19,8 @@ EfvflError
 └── Interrupted        the run was asked to stop; everything is saved
 ```
 
+`DataWarning` is a warning, not an error: rows that an estimator could use, but perhaps not as they were meant.
+
 A message names the setting or file, says "expected Y, got X", and then what to do next.
 """
 
@@ -65,6 +67,10 @@ class DataError(EfvflError):
 
 class InputError(DataError, ValueError):
     """Rows that an estimator cannot use."""
+
+
+class DataWarning(UserWarning):
+    """Something in the rows passed to an estimator that it could work around, such as a value that cannot be read."""
 
 
 class WireError(EfvflError, ValueError):

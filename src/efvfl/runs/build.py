@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Sequence
 from functools import partial
@@ -27,6 +28,8 @@ from efvfl.util.rng import derive
 
 if TYPE_CHECKING:
     from efvfl.data.tables.encode import Encoder
+
+log = logging.getLogger("efvfl")
 
 
 def load_data(config: RunConfig, folder: Path) -> Dataset:
@@ -66,6 +69,8 @@ def _joined(config: RunConfig, folder: Path) -> Dataset:
     from efvfl.data.tables import load  # late: it brings polars, which most runs do without
 
     joined = load.join(config, folder)
+    for text in joined.notices:
+        log.warning("%s", text)
     names = list(joined.columns)
     parts = {s: Split([joined.columns[name][s] for name in names], y) for s, y in joined.labels.items()}
     classes = len(joined.classes.names) or classes_of(joined.labels["train"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from efvfl.config.run_file import RunConfig, read
 from efvfl.core.losses import Loss
-from efvfl.errors import ConfigError, DataError, InputError, nearest, whole_number
+from efvfl.errors import ConfigError, DataError, DataWarning, InputError, nearest, whole_number
 from efvfl.models.mlp import seeded_model
 from efvfl.runs.build import head_model, make_optimizer
 from efvfl.training import measure
@@ -130,6 +131,7 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
             self.encoders_ = {
                 n: Encoder.fit(frame[rows].select(chosen), TableSettings()) for n, chosen in parties.items()
             }
+        _warn([text for e in self.encoders_.values() for text in (*e.doubts, *(u.text() for u in e.unreadable(frame)))])
         features = self._features(frame)
         local = [self._local_model(run, name, encoder.layout) for name, encoder in self.encoders_.items()]
         self.federation_ = federate(
@@ -250,6 +252,12 @@ def _input() -> Iterator[None]:
     except DataError as error:
         advice = " Correct this column of X, convert it or leave it out." if error.advice else ""
         raise InputError(f"{error.what}{advice}") from error
+
+
+def _warn(texts: Sequence[str]) -> None:
+    """Warn once about all of these."""
+    if texts:
+        warnings.warn("\n".join(texts), DataWarning, stacklevel=4)
 
 
 def default_batch_size(rows: int) -> int:

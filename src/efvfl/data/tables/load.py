@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import polars
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from efvfl.config.run_file import DataConfig, OwnData, RunConfig
@@ -16,7 +18,7 @@ from efvfl.data.tables.encode import Encoder, TableSettings
 from efvfl.data.tables.ids import Ids, read_ids
 from efvfl.data.tables.labels import Labels
 from efvfl.data.tables.splits import split_of, stratified
-from efvfl.data.tables.table import column, read
+from efvfl.data.tables.table import column, has_types, read
 from efvfl.errors import ConfigError, DataError
 from efvfl.util.rng import derive
 
@@ -31,20 +33,30 @@ class Table:
     found: Ids
     settings: TableSettings
     path: Path
+    row_numbers: NDArray[np.int64]  # of the rows in the file, from 0
 
     @classmethod
-    def open(cls, path: Path, settings: TableSettings, data: DataConfig, texts: Sequence[str] = ()) -> Table:
-        """Return a table and its ids; columns in `texts` and in the settings' `texts` are read as strings."""
+    def open(cls, path: Path, settings: TableSettings, data: DataConfig, encoder: Encoder | None = None) -> Table:
+        """Return a table and its ids; an `encoder` of earlier rows decides how columns are read."""
         if not settings.id:
             raise ConfigError(
                 f"expected the name of the id column of {path.name}, got none: set `id` in its data settings."
             )
-        frame = read(path, tuple(dict.fromkeys((*settings.texts, *texts))))
+        frame = read(
+            path,
+            tuple(dict.fromkeys((*settings.texts, *(encoder.texts if encoder else ())))),
+            raw=[c.name for c in encoder.columns] if encoder else (),
+            missing=encoder.missing if encoder else settings.missing,
+            label=settings.label,
+        )
+        numbers = np.arange(frame.height)
         if settings.label:  # rows without a label are useless for training
             labels = column(frame, settings.label, str(path))
-            frame = frame.filter((labels.fill_nan(None) if labels.dtype.is_float() else labels).is_not_null())
+            there = (labels.fill_nan(None) if labels.dtype.is_float() else labels).is_not_null()
+            frame, numbers = frame.filter(there), numbers[there.to_numpy()]
         ids = read_ids(column(frame, settings.id, str(path)), data.id_format, data.duplicates, str(path))
-        return cls(frame[ids.rows], ids, settings, path)
+        settings = replace(settings, typed=has_types(path))
+        return cls(frame[ids.rows], ids, settings, path, numbers[ids.rows])
 
     @property
     def ids(self) -> list[str]:
@@ -68,6 +80,11 @@ class Table:
     def labels(self, ids: Sequence[str]) -> polars.Series:
         """Return the labels of these ids."""
         return column(self.rows(ids), self.settings.label, str(self.path))
+
+    def notices(self, encoder: Encoder) -> list[str]:
+        """Return what the owner should know about how the columns were read, over all rows."""
+        found = [cells.text(self.row_numbers) for cells in encoder.unreadable(self.frame)]
+        return [f"{self.path}, {text}" for text in (*encoder.doubts, *found)]
 
     def encoded(self, ids: Mapping[str, Sequence[str]], encoder: Encoder) -> dict[str, Tensor]:
         """Return the encoded rows of every split."""
@@ -137,6 +154,7 @@ class Joined:
     ids: dict[str, list[str]]
     encoders: dict[str, Encoder]
     classes: Labels
+    notices: list[str]  # what the owners should know about how their columns were read
 
 
 def join(config: RunConfig, folder: Path) -> Joined:
@@ -159,7 +177,8 @@ def join(config: RunConfig, folder: Path) -> Joined:
     encoders = {name: Encoder.fit(t.rows(parts["train"]), t.settings) for name, t in tables.items()}
     columns = {name: table.encoded(parts, encoders[name]) for name, table in tables.items()}
     labels = {split: classes.encode(target.labels(names)) for split, names in parts.items()}
-    return Joined(columns, labels, parts, encoders, classes)
+    notices = [text for name, table in tables.items() for text in table.notices(encoders[name])]
+    return Joined(columns, labels, parts, encoders, classes, notices)
 
 
 def _same(everyone: Sequence[list[str]]) -> list[str]:
@@ -170,8 +189,6 @@ def _same(everyone: Sequence[list[str]]) -> list[str]:
     return everyone[0]
 
 
-def open_new(own: OwnData, folder: Path, data: DataConfig, encoder: Encoder) -> tuple[list[str], Tensor]:
-    """Return the ids and encoded columns of new rows; they need no label."""
-    settings = replace(TableSettings.of(own), label="")
-    table = Table.open(folder / own.new, settings, data, encoder.texts)
-    return table.ids, torch.from_numpy(encoder.transform(table.frame))
+def open_new(own: OwnData, folder: Path, data: DataConfig, encoder: Encoder) -> Table:
+    """Return the table of new rows, read as the training rows were; they need no label."""
+    return Table.open(folder / own.new, replace(TableSettings.of(own), label=""), data, encoder)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from efvfl.config.run_file import RunConfig
@@ -20,6 +22,8 @@ from efvfl.network.training.autosave import CHECKPOINT
 from efvfl.runs.build import has_tables, load_data
 from efvfl.util import checkpoint
 from efvfl.util.files import write_atomically
+
+log = logging.getLogger("efvfl")
 
 ENCODER = "encoder.json"  # in a participant's folder
 
@@ -135,18 +139,28 @@ def _from_tables(config: RunConfig, folder: Path, name: str, home: Path | None) 
     own = config.of(party).data
     if party and own is None:
         raise ConfigError(f"party {party!r} has no table in this file: its [[party]] needs data = {{ path, id }}.")
-    table = Table.open(folder / own.path, TableSettings.of(own), config.data) if own else None
+    saved = _saved_encoder(home) if own else None
+    table = Table.open(folder / own.path, TableSettings.of(own), config.data, saved) if own else None
     target = _label_table(config, folder, name, table)
     parts = _ids_by_split(config, [t for t in (table, target) if t], home)
     names, (labels, classes) = [p.name for p in config.party], _labels(config, target, parts)
     count = (len(classes.names) or classes_of(labels["train"])) if labels else 0
     if own is None or table is None:
         return ParticipantData(names, {}, labels, parts, count, class_names=classes.names)
-    encoder = _encoder(table, parts["train"], home)
+    encoder = _encoder(table, parts["train"], home, saved)
     columns = table.encoded(parts, encoder)
+    _say(table.notices(encoder))
     if own.new:
-        parts["new"], columns["new"] = open_new(own, folder, config.data, encoder)
+        new = open_new(own, folder, config.data, encoder)
+        parts["new"], columns["new"] = new.ids, torch.from_numpy(encoder.transform(new.frame))
+        _say(new.notices(encoder))
     return ParticipantData(names, columns, labels, parts, count, encoder, classes.names)
+
+
+def _say(notices: Sequence[str]) -> None:
+    """Tell the owner of a table, and nobody else."""
+    for text in notices:
+        log.warning("%s", text)
 
 
 def _label_table(config: RunConfig, folder: Path, name: str, own: Table | None) -> Table | None:
@@ -201,14 +215,20 @@ def _read_encoder(path: Path) -> Encoder:
         ) from error
 
 
-def _encoder(table: Table, train: list[str], home: Path | None) -> Encoder:
-    """Return the encoder that training began with, or learn it now."""
+def _saved_encoder(home: Path | None) -> Encoder | None:
+    """Return the encoder that training began with; None if it has not begun."""
     path = home / ENCODER if home else None
     if home and path and checkpoint.exists(home / CHECKPOINT) and path.exists():
-        found = _read_encoder(path)
-        _check_chosen([column.name for column in found.columns], table.settings.chosen(table.rows(train)), home)
-        return found
+        return _read_encoder(path)
+    return None
+
+
+def _encoder(table: Table, train: list[str], home: Path | None, saved: Encoder | None) -> Encoder:
+    """Return the encoder that training began with, or learn it now."""
+    if home and saved:
+        _check_chosen([column.name for column in saved.columns], table.settings.chosen(table.rows(train)), home)
+        return saved
     encoder = Encoder.fit(table.rows(train), table.settings)
-    if path:
-        write_atomically(path, encoder.to_json().encode())
+    if home:
+        write_atomically(home / ENCODER, encoder.to_json().encode())
     return encoder
