@@ -83,6 +83,7 @@ def _joined(config: RunConfig, folder: Path) -> Dataset:
         ids=joined.ids,
         encoders=joined.encoders,
         class_names=joined.classes.names,
+        participation=joined.participation,
     )
     return data.subset(config.data.subset, config.seed) if config.data.subset else data
 

@@ -19,6 +19,14 @@ from efvfl.util.files import write_atomically
 
 LEDGER = "ledger.jsonl"
 SPLITS = ("train", "validation", "test")
+TAKING_PART = {
+    "rows": "rows",
+    "take part": "taking_part",
+    "id not in all tables": "unmatched",
+    "no label": "unlabelled",
+    "no id": "without_id",
+    "same id": "duplicates",
+}
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
@@ -192,6 +200,14 @@ def _rows(settings: RunSettings | None, outputs: Mapping[str, Outputs]) -> Itera
         yield html.table(["split", "rows"], [[split, f"{count:,}"] for split, count in counts.items()], texts=1)
     else:
         yield "<p>The folder does not say how many there were.</p>"
+    if settings and settings.participation:
+        yield html.table(["table", *TAKING_PART], list(_taking_part(settings.participation)), texts=1)
+
+
+def _taking_part(tables: Mapping[str, Mapping[str, int]]) -> Iterator[list[str]]:
+    """Yield a row for each table: how many of its rows take part, and why the others do not."""
+    for name, counts in tables.items():
+        yield [name, *(f"{counts[key]:,}" for key in TAKING_PART.values())]
 
 
 def _missing(records: Sequence[Record]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import io
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from efvfl.config.run_file import RunConfig
+from efvfl.data.participation import Participation
 from efvfl.errors import DataError
 from efvfl.training.record import Record
 from efvfl.util.extras import left_out, optional
@@ -43,6 +44,7 @@ class RunSettings:
     widths: dict[str, int]  # of the parties' representations
     rows: dict[str, int]  # by split
     fusion: int  # parameters of the fusion model
+    participation: dict[str, dict[str, int]] = field(default_factory=dict)  # of rows, by table, as far as known here
 
 
 def save_records(folder: Path, records: Sequence[Record]) -> None:
@@ -95,10 +97,16 @@ def load_outputs(folder: Path) -> dict[str, Outputs]:
 
 
 def save_settings(
-    folder: Path, config: RunConfig, widths: Mapping[str, int], rows: Mapping[str, int], fusion: int
+    folder: Path,
+    config: RunConfig,
+    widths: Mapping[str, int],
+    rows: Mapping[str, int],
+    fusion: int,
+    participation: Mapping[str, Participation] | None = None,
 ) -> None:
     """Write the settings of a run, without private seeds."""
-    table = RunSettings(_without_seeds(asdict(config)), dict(widths), dict(rows), fusion)
+    taking_part = {name: part.counts() for name, part in (participation or {}).items()}
+    table = RunSettings(_without_seeds(asdict(config)), dict(widths), dict(rows), fusion, taking_part)
     write_atomically(folder / SETTINGS, (json.dumps(asdict(table), indent=1) + "\n").encode())
 
 

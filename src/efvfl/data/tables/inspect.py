@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,13 +13,14 @@ from rich.text import Text
 
 from efvfl.data.tables.columns import fit_column
 from efvfl.data.tables.encode import TableSettings
+from efvfl.data.tables.id_hints import better_format
 from efvfl.data.tables.ids import read_ids
 from efvfl.data.tables.recognise import Reading, reading_of
 from efvfl.data.tables.table import column, has_types, read
 from efvfl.data.tables.texts import as_text
 from efvfl.data.tables.unreadable import unreadable_in
 from efvfl.data.tables.values import Kind, kind_of, numbers_of
-from efvfl.errors import DataError
+from efvfl.errors import ConfigError, DataError
 
 NEARLY = 0.99  # a column with this share of one value is nearly constant
 MANY_LEVELS = 100
@@ -88,6 +89,24 @@ def command(path: Path, id: str, label: str, console: Console) -> None:
         console.print(Text(read_ids(frame[id], ("strip",), "first", str(path)).report.text()))
     settings = TableSettings(id=id, label=label, typed=has_types(path))
     show(console, inspect(frame, settings, None if settings.typed else read(path, texts, raw=frame.columns)))
+
+
+def compare_ids(columns: Mapping[Path, str], console: Console) -> None:
+    """Print how many ids two tables share, and whether another format would match more; `columns` are those of ids."""
+    forms = ("strip",)
+    if not all(columns.values()):
+        raise ConfigError("--against needs --id, the column of ids: name it.")
+    found, written = {}, {}
+    for path, id in columns.items():
+        values = column(read(path, (id,)), id, str(path))
+        ids = read_ids(values, forms, "first", str(path))
+        found[str(path)], written[str(path)] = set(ids.ids), values.gather(ids.rows)
+    shared = len(set.intersection(*found.values()))
+    for where, known in found.items():
+        console.print(Text(f"{where}: {shared:,} of {len(known):,} ids are in both tables."))
+    hint = better_format(written, forms, shared)
+    if hint:
+        console.print(Text(hint, style="yellow"))
 
 
 def _finding(values: polars.Series, settings: TableSettings, chosen: bool, label: polars.Series | None) -> Finding:

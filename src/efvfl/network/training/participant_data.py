@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -13,9 +13,10 @@ from torch import Tensor
 from efvfl.config.run_file import RunConfig
 from efvfl.data.base import cut_rows
 from efvfl.data.npz import classes_of, own_columns, read
+from efvfl.data.participation import Participation
 from efvfl.data.tables.encode import Encoder, TableSettings
 from efvfl.data.tables.labels import Labels
-from efvfl.data.tables.load import Table, cut_ids, label_settings, open_new
+from efvfl.data.tables.load import LABELS, Table, cut_ids, label_settings, open_new
 from efvfl.errors import ConfigError, DataError, nearest
 from efvfl.network.align.aligned_rows import SPLITS, Aligned
 from efvfl.network.training.autosave import CHECKPOINT
@@ -39,6 +40,7 @@ class ParticipantData:
     classes: int  # how many there are; 1 for targets that are not classes, 0 where nothing is known of them
     encoder: Encoder | None = None  # tables: how the columns became numbers
     class_names: tuple[str, ...] = ()  # where labels were texts
+    participation: dict[str, Participation] = field(default_factory=dict)  # of the rows of this participant's tables
 
     @property
     def trained_ids(self) -> dict[str, list[str]]:
@@ -143,10 +145,11 @@ def _from_tables(config: RunConfig, folder: Path, name: str, home: Path | None) 
     table = Table.open(folder / own.path, TableSettings.of(own), config.data, saved) if own else None
     target = _label_table(config, folder, name, table)
     parts = _ids_by_split(config, [t for t in (table, target) if t], home)
+    taking_part = _participation(parts, {party: table, LABELS: target if config.data.label else None})
     names, (labels, classes) = [p.name for p in config.party], _labels(config, target, parts)
     count = (len(classes.names) or classes_of(labels["train"])) if labels else 0
     if own is None or table is None:
-        return ParticipantData(names, {}, labels, parts, count, class_names=classes.names)
+        return ParticipantData(names, {}, labels, parts, count, None, classes.names, taking_part)
     encoder = _encoder(table, parts["train"], home, saved)
     columns = table.encoded(parts, encoder)
     _say(table.notices(encoder))
@@ -154,7 +157,19 @@ def _from_tables(config: RunConfig, folder: Path, name: str, home: Path | None) 
         new = open_new(own, folder, config.data, encoder)
         parts["new"], columns["new"] = new.ids, torch.from_numpy(encoder.transform(new.frame))
         _say(new.notices(encoder))
-    return ParticipantData(names, columns, labels, parts, count, encoder, classes.names)
+    return ParticipantData(names, columns, labels, parts, count, encoder, classes.names, taking_part)
+
+
+def _participation(parts: dict[str, list[str]], tables: dict[str, Table | None]) -> dict[str, Participation]:
+    """Return how many rows of this participant's tables take part, and say so."""
+    shared = sum(map(len, parts.values()))
+    splits = ", ".join(f"{len(ids):,} {split}" for split, ids in parts.items())
+    found = {}
+    for name, table in tables.items():
+        if table:
+            found[name] = table.participation(shared)
+            log.info("%s: %s Splits: %s.", table.path, found[name].text(), splits)
+    return found
 
 
 def _say(notices: Sequence[str]) -> None:

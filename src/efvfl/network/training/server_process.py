@@ -256,7 +256,7 @@ class ServerProcess:
             save_outputs(self.folder, outputs)
         widths = dict(zip(self.data.names, self.plan.widths, strict=True))
         rows = {split: len(ids) for split, ids in self.data.trained_ids.items()}
-        save_settings(self.folder, self.config, widths, rows, self.server.block.size())
+        save_settings(self.folder, self.config, widths, rows, self.server.block.size(), self.data.participation)
 
     def finish(self) -> set[str]:
         """Tell the parties that all is done; return those that could not be told. They may join later."""
