@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -223,7 +224,21 @@ def test_a_town_never_seen_and_an_infinite_number_are_no_obstacle() -> None:
     frame = mixed()
     model = VerticalClassifier(PARTIES, **QUICK).fit(frame.drop("y"), frame["y"])
     strange = frame.drop("y")[:2].with_columns(town=polars.lit("Genf"), debt=polars.lit(float("inf")))
-    assert np.isfinite(model.predict_proba(strange)).all()
+    with pytest.warns(DataWarning, match="bank, column 'town': 2 of 2 rows have a level that no training row had: 'Ge"):
+        assert np.isfinite(model.predict_proba(strange)).all()
+
+
+def test_later_rows_that_differ_are_one_warning() -> None:
+    frame = mixed()
+    model = VerticalClassifier(PARTIES, **QUICK).fit(frame.drop("y"), frame["y"])
+    later = frame.drop("y").with_columns(town=polars.lit("Genf"), debt=polars.col("debt") * 1e6)
+    with pytest.warns(DataWarning) as caught:
+        model.predict(later)
+    (said,) = caught
+    assert len(str(said.message).splitlines()) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict(frame.drop("y"))
 
 
 def test_text_dates_and_decimal_commas_of_pandas_are_read_and_what_is_not_is_named() -> None:

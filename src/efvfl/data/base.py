@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class Dataset:
     encoders: Mapping[str, Encoder] = field(default_factory=dict)  # of the parties' tables
     class_names: tuple[str, ...] = ()  # if the labels were strings
     participation: Mapping[str, Participation] = field(default_factory=dict)  # of the rows of the parties' tables
+    columns: Mapping[str, Any] = field(default_factory=dict)  # of tables: how later rows differ, as `drift` counts it
 
     def subset(self, rows: int, seed: int) -> Dataset:
         """Return a data set with `rows` of the training rows, chosen by seed; the other splits stay the same."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+LATER = "validation and test"  # the name of these rows where they are compared with training rows
+
 
 @dataclass(frozen=True)
 class Participation:

@@ -17,6 +17,7 @@ from efvfl.core.block import Optimizer
 from efvfl.core.losses import Loss
 from efvfl.data import Dataset, catalogue, digits, npz, npz_files
 from efvfl.data.npz import classes_of
+from efvfl.data.participation import LATER
 from efvfl.errors import ConfigError, describe, nearest
 from efvfl.models import mlp, vision
 from efvfl.models.placement import place
@@ -66,7 +67,7 @@ def has_tables(config: RunConfig) -> bool:
 
 
 def _joined(config: RunConfig, folder: Path) -> Dataset:
-    from efvfl.data.tables import load  # late: it brings polars, which most runs do without
+    from efvfl.data.tables import drift, load  # late: it brings polars, which most runs do without
 
     joined = load.join(config, folder)
     for text in joined.notices:
@@ -84,6 +85,7 @@ def _joined(config: RunConfig, folder: Path) -> Dataset:
         encoders=joined.encoders,
         class_names=joined.classes.names,
         participation=joined.participation,
+        columns={name: drift.as_table({LATER: found}) for name, found in joined.changes.items()},
     )
     return data.subset(config.data.subset, config.seed) if config.data.subset else data
 

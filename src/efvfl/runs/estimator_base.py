@@ -35,6 +35,7 @@ with optional("sklearn", "an estimator"):
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_is_fitted, validate_data
 
+    from efvfl.data.tables.drift import changes, warnings_about
     from efvfl.data.tables.encode import Encoder, Layout, TableSettings
     from efvfl.data.tables.splits import stratified
     from efvfl.data.tables.table import as_frame
@@ -236,10 +237,20 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         with _input():
             return {name: torch.from_numpy(encoder.transform(frame)) for name, encoder in self.encoders_.items()}
 
+    def _warn_of_changes(self, frame: polars.DataFrame) -> None:
+        """Warn once about all that differs from the training rows."""
+        texts = []
+        for name, encoder in self.encoders_.items():
+            found = (u.text() for u in encoder.unreadable(frame))
+            texts += [f"{name}, {text}" for text in (*found, *warnings_about(changes(encoder, frame)))]
+        _warn(texts)
+
     def _output(self, X: Any) -> NDArray[np.float64]:
         """Return the network's output in float64, so that the output of a row does not depend on the other rows."""
         check_is_fitted(self)
-        features = [x.double() for x in self._features(self._table(X, fitting=False)).values()]
+        frame = self._table(X, fitting=False)
+        features = [x.double() for x in self._features(frame).values()]
+        self._warn_of_changes(frame)
         output: NDArray[np.float64] = measure.predict(self._models, self._fusion, features).numpy()
         return output
 

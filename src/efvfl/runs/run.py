@@ -180,5 +180,6 @@ def _leave_for_report(federation: Federation, config: RunConfig, data: Dataset, 
     widths = {name: party.up.width[0] for name, party in federation.parties.items()}
     rows = {split: len(part.labels) for split, part in federation.splits.items()}
     run_folder.save_settings(folder, config, widths, rows, federation.server.block.size(), data.participation)
+    run_folder.save_columns(folder, data.columns)
     for name, encoder in data.encoders.items():
         write_atomically(folder / "encoders" / f"{name}.json", encoder.to_json().encode())

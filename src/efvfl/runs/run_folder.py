@@ -25,6 +25,7 @@ log = logging.getLogger("efvfl")
 RECORDS = "records.jsonl"
 OUTPUTS = "outputs.parquet"
 SETTINGS = "settings.json"
+COLUMNS = "columns.json"
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,25 @@ def save_settings(
     taking_part = {name: part.counts() for name, part in (participation or {}).items()}
     table = RunSettings(_without_seeds(asdict(config)), dict(widths), dict(rows), fusion, taking_part)
     write_atomically(folder / SETTINGS, (json.dumps(asdict(table), indent=1) + "\n").encode())
+
+
+def save_columns(folder: Path, columns: Mapping[str, Any]) -> None:
+    """Write how the columns of later rows differ from those of training rows, by party; nothing without tables."""
+    if columns:
+        write_atomically(folder / COLUMNS, (json.dumps(columns, indent=1) + "\n").encode())
+
+
+def load_columns(folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Return what `save_columns` wrote, or an empty dict if there is no file."""
+    path = folder / COLUMNS
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        [change["column"] for parts in found.values() for changes in parts.values() for change in changes]
+    except (OSError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise DataError(f"expected what a run wrote about its columns in {path}: {error}. Delete it.") from error
+    return dict(found)
 
 
 def _without_seeds(value: Any) -> Any:

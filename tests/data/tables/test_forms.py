@@ -187,7 +187,7 @@ def test_the_form_of_the_training_rows_reads_later_rows(tmp_path: Path) -> None:
     assert numbers_of(new.frame["debt"], "number", debt.form)[0] == 1500  # type: ignore[union-attr]
     assert moments(new.frame["day"], day.form)[0] == datetime(2024, 5, 6)  # type: ignore[union-attr]
     assert new.frame["town"].null_count() == 2
-    said = new.notices(encoder)
+    said = new.notices(encoder, ())
     assert [text.partition("new.csv, ")[2] for text in said] == [
         "column 'debt': 1 value is no number, and read as missing: row 2 'x'.",
         "column 'half': 1 value is no number, and read as missing: row 2 '2,5'.",
@@ -199,7 +199,7 @@ def test_rows_are_named_by_their_place_in_the_file(tmp_path: Path) -> None:
     rows = "".join(f"c{i},{i},{'' if i < 5 else i % 2}\n" for i in range(40))
     (tmp_path / "a.csv").write_text(f"id,x,y\n{rows}c40,oops,1\n,oops,1\n", encoding="utf-8")
     table = Table.open(tmp_path / "a.csv", TableSettings(id="id", label="y"), DataConfig())
-    (said,) = table.notices(Encoder.fit(table.frame, table.settings))
+    (said,) = table.notices(Encoder.fit(table.frame, table.settings), ())
     assert said.endswith("a.csv, column 'x': 1 value is no number, and read as missing: row 41 'oops'.")
 
 

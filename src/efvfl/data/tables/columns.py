@@ -36,12 +36,16 @@ class Number:
     scale: float  # standard deviation; 0: all values are equal, and the column becomes zeros
     missing: bool  # training rows had missing values, so another column marks them
     form: str = ""  # how texts were written in training rows; empty: plainly
+    low: float = 0.0  # the smallest and the largest value of training rows, to compare later rows with
+    high: float = 0.0
+    gaps: float = 0.0  # share of training rows without a value
 
     def __post_init__(self) -> None:
         """Check that the statistics are finite, and the form is known."""
         if self.form and self.form.removesuffix(forms.PERCENT) not in (*forms.NUMBERS, *forms.DATES):
             raise DataError(f"there is no form {self.form!r} of column {self.name!r} in an encoder: fit it again.")
-        if not (isfinite(self.median) and isfinite(self.mean) and isfinite(self.scale) and self.scale >= 0):
+        found = (self.median, self.mean, self.scale, self.low, self.high, self.gaps)
+        if not (all(map(isfinite, found)) and self.scale >= 0 and self.low <= self.high and 0 <= self.gaps < 1):
             raise DataError(f"expected finite statistics of column {self.name!r} in an encoder: fit it again.")
 
     @classmethod
@@ -52,13 +56,14 @@ class Number:
         gaps = np.isnan(numbers)
         if gaps.all():
             raise all_missing(values.name)
+        seen = (float(numbers[~gaps].min()), float(numbers[~gaps].max()), float(gaps.mean()))
         if kind == "boolean":
-            return cls(values.name, kind, 0.0, 0.0, 1.0, bool(gaps.any()))
+            return cls(values.name, kind, 0.0, 0.0, 1.0, bool(gaps.any()), form, *seen)
         median = float(np.median(numbers[~gaps]))
         filled = np.where(gaps, median, numbers)
         # The standard deviation of equal numbers can be a rounding error instead of zero.
         scale = float(filled.std()) if filled.min() < filled.max() else 0.0
-        return cls(values.name, kind, median, float(filled.mean()), scale, bool(gaps.any()), form)
+        return cls(values.name, kind, median, float(filled.mean()), scale, bool(gaps.any()), form, *seen)
 
     @property
     def names(self) -> list[str]:
@@ -98,11 +103,14 @@ class Category:
     levels: tuple[str, ...]  # of the training rows, sorted
     missing: bool  # training rows had missing values, so one-hot encoding has a level for them
     embed: bool  # use codes: 0 for unseen or missing, then the levels
+    gaps: float = 0.0  # share of training rows without a value
 
     def __post_init__(self) -> None:
         """Check that there are levels, sorted and unique."""
         if not self.levels or any(a >= b for a, b in zip(self.levels, self.levels[1:], strict=False)):
             raise DataError(f"expected sorted, unique levels of column {self.name!r} in an encoder: fit it again.")
+        if not 0 <= self.gaps < 1:
+            raise DataError(f"expected a share of missing values of {self.name!r} in an encoder: fit it again.")
 
     @classmethod
     def fit(cls, values: polars.Series, embed: bool, declared: bool) -> Category:
@@ -120,7 +128,7 @@ class Category:
         if len(levels) > (MOST_CODES - 1 if embed else MOST_LEVELS):
             advice = "Name it in `leave_out`" if embed else "Set `categories` to 'embed', or name it in `leave_out`"
             raise DataError(f"category {values.name!r} has too many levels, {len(levels):,}.", f"{advice}.")
-        return cls(values.name, tuple(levels), text.null_count() > 0, embed)
+        return cls(values.name, tuple(levels), text.null_count() > 0, embed, text.null_count() / len(text))
 
     @property
     def names(self) -> list[str]:
@@ -150,9 +158,10 @@ class Category:
             codes[as_text(values).is_null().to_numpy()] = len(self.levels) + 1
         return np.eye(len(self.names) + 1, dtype=np.float32)[codes, 1:]
 
-    def unseen(self, values: polars.Series) -> int:
-        """Return the number of rows with a level that the training rows did not have; missing values do not count."""
-        return int(((self.codes(values) == 0) & as_text(values).is_not_null().to_numpy()).sum())
+    def unseen(self, values: polars.Series) -> polars.Series:
+        """Return the values of all rows with a level that the training rows did not have, as strings."""
+        text = as_text(values).drop_nulls()
+        return text.filter(~text.is_in(list(self.levels)))
 
 
 Column = Number | Category

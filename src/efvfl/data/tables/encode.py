@@ -141,12 +141,6 @@ class Encoder:
             place += width
         return encoded
 
-    def unseen(self, frame: polars.DataFrame) -> dict[str, int]:
-        """Return the number of rows with an unseen level, by column, without zeros."""
-        categories = (c for c in self.columns if isinstance(c, Category))
-        counts = {c.name: c.unseen(column(frame, c.name, "the table")) for c in categories}
-        return {name: count for name, count in counts.items() if count}
-
     def unreadable(self, frame: polars.DataFrame) -> list[Unreadable]:
         """Return the values that are there but cannot be read, by column, without columns that have none."""
         checked = (unreadable_in(c, column(frame, c.name, "the table")) for c in self.columns)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from efvfl.config.run_file import DataConfig, OwnData, RunConfig
 from efvfl.data.participation import Participation
+from efvfl.data.tables.drift import ColumnChange, changes, warnings_about
 from efvfl.data.tables.encode import Encoder, TableSettings
 from efvfl.data.tables.id_hints import better_format
 from efvfl.data.tables.ids import Ids, read_ids
@@ -98,10 +99,15 @@ class Table:
             report.total + self.unlabelled, self.unlabelled, report.missing, report.duplicates, unmatched
         )
 
-    def notices(self, encoder: Encoder) -> list[str]:
-        """Return what the owner should know about how the columns were read, over all rows."""
+    def notices(self, encoder: Encoder, changes: Sequence[ColumnChange]) -> list[str]:
+        """Return what the owner should know: how columns were read, over all rows, and how later rows differ."""
         found = [cells.text(self.row_numbers) for cells in encoder.unreadable(self.frame)]
-        return [f"{self.path}, {text}" for text in (*encoder.doubts, *found)]
+        return [f"{self.path}, {text}" for text in (*encoder.doubts, *found, *warnings_about(changes))]
+
+    def changes(self, ids: Mapping[str, Sequence[str]], encoder: Encoder) -> list[ColumnChange]:
+        """Return how validation and test rows differ from the training rows."""
+        later = [name for split, names in ids.items() if split != "train" for name in names]
+        return changes(encoder, self.rows(later)) if later else []
 
     def encoded(self, ids: Mapping[str, Sequence[str]], encoder: Encoder) -> dict[str, Tensor]:
         """Return the encoded rows of every split."""
@@ -174,6 +180,7 @@ class Joined:
     classes: Labels
     notices: list[str]  # what the owners should know about how their tables were read
     participation: dict[str, Participation]  # by party, and of a table of labels alone
+    changes: dict[str, list[ColumnChange]]  # by party: validation and test rows beside the training rows
 
 
 def join(config: RunConfig, folder: Path) -> Joined:
@@ -198,12 +205,13 @@ def join(config: RunConfig, folder: Path) -> Joined:
     encoders = {name: Encoder.fit(t.rows(parts["train"]), t.settings) for name, t in tables.items()}
     columns = {name: table.encoded(parts, encoders[name]) for name, table in tables.items()}
     labels = {split: classes.encode(target.labels(names)) for split, names in parts.items()}
-    notices = [text for name, table in tables.items() for text in table.notices(encoders[name])]
+    changed = {name: table.changes(parts, encoders[name]) for name, table in tables.items()}
+    notices = [text for name, table in tables.items() for text in table.notices(encoders[name], changed[name])]
     taking_part = {name: table.participation(len(ids)) for name, table in everyone.items()}
     if any(counts.unmatched for counts in taking_part.values()):
         written = {name: table.written_ids for name, table in everyone.items()}
         notices += filter(None, [better_format(written, chosen.id_format, len(ids))])
-    return Joined(columns, labels, parts, encoders, classes, notices, taking_part)
+    return Joined(columns, labels, parts, encoders, classes, notices, taking_part, changed)
 
 
 def _same(everyone: Sequence[list[str]]) -> list[str]:

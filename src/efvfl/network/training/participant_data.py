@@ -13,7 +13,8 @@ from torch import Tensor
 from efvfl.config.run_file import RunConfig
 from efvfl.data.base import cut_rows
 from efvfl.data.npz import classes_of, own_columns, read
-from efvfl.data.participation import Participation
+from efvfl.data.participation import LATER, Participation
+from efvfl.data.tables import drift
 from efvfl.data.tables.encode import Encoder, TableSettings
 from efvfl.data.tables.labels import Labels
 from efvfl.data.tables.load import LABELS, Table, cut_ids, label_settings, open_new
@@ -21,6 +22,7 @@ from efvfl.errors import ConfigError, DataError, nearest
 from efvfl.network.align.aligned_rows import SPLITS, Aligned
 from efvfl.network.training.autosave import CHECKPOINT
 from efvfl.runs.build import has_tables, load_data
+from efvfl.runs.run_folder import save_columns
 from efvfl.util import checkpoint
 from efvfl.util.files import write_atomically
 
@@ -152,11 +154,15 @@ def _from_tables(config: RunConfig, folder: Path, name: str, home: Path | None) 
         return ParticipantData(names, {}, labels, parts, count, None, classes.names, taking_part)
     encoder = _encoder(table, parts["train"], home, saved)
     columns = table.encoded(parts, encoder)
-    _say(table.notices(encoder))
+    compared = {LATER: table.changes(parts, encoder)}
+    _say(table.notices(encoder, compared[LATER]))
     if own.new:
         new = open_new(own, folder, config.data, encoder)
         parts["new"], columns["new"] = new.ids, torch.from_numpy(encoder.transform(new.frame))
-        _say(new.notices(encoder))
+        compared["new"] = drift.changes(encoder, new.frame)
+        _say(new.notices(encoder, compared["new"]))
+    if home:
+        save_columns(home, {party: drift.as_table(compared)})
     return ParticipantData(names, columns, labels, parts, count, encoder, classes.names, taking_part)
 
 
