@@ -16,6 +16,7 @@ EfvflError
 ├── LimitError         the server asks for more than the party's file allows
 ├── WorkerError        a worker of the same party was lost; all workers restart from the checkpoint
 ├── AbsentError        a participant did not connect in time
+├── IncompleteError    a command has done its work for some rows, and could not for others
 └── Interrupted        the run was asked to stop; everything is saved
 ```
 
@@ -107,6 +108,10 @@ class WorkerError(EfvflError):
 
 class AbsentError(EfvflError):
     """A participant did not connect in time."""
+
+
+class IncompleteError(EfvflError):
+    """A command has done its work for some rows, and could not for others."""
 
 
 class Interrupted(EfvflError):

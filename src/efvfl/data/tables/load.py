@@ -91,6 +91,10 @@ class Table:
         """The ids as they are written in the table, in its order."""
         return self.frame.get_column(self.settings.id)
 
+    def spelling(self) -> dict[str, str]:
+        """Return the ids as the table writes them, where normalisation has altered them."""
+        return {normal: raw for normal, raw in zip(self.ids, self.written_ids, strict=True) if normal != raw}
+
     def participation(self, taking_part: int) -> Participation:
         """Return how many rows are left out, and why, if so many take part."""
         report = self.found.report

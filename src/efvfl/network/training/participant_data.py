@@ -43,6 +43,7 @@ class ParticipantData:
     encoder: Encoder | None = None  # tables: how the columns became numbers
     class_names: tuple[str, ...] = ()  # where labels were texts
     participation: dict[str, Participation] = field(default_factory=dict)  # of the rows of this participant's tables
+    spelling: dict[str, str] = field(default_factory=dict)  # at the server: ids as its table writes them, if otherwise
 
     @property
     def trained_ids(self) -> dict[str, list[str]]:
@@ -149,9 +150,10 @@ def _from_tables(config: RunConfig, folder: Path, name: str, home: Path | None) 
     parts = _ids_by_split(config, [t for t in (table, target) if t], home)
     taking_part = _participation(parts, {party: table, LABELS: target if config.data.label else None})
     names, (labels, classes) = [p.name for p in config.party], _labels(config, target, parts)
+    spelling = target.spelling() if target and not name else {}
     count = (len(classes.names) or classes_of(labels["train"])) if labels else 0
     if own is None or table is None:
-        return ParticipantData(names, {}, labels, parts, count, None, classes.names, taking_part)
+        return ParticipantData(names, {}, labels, parts, count, None, classes.names, taking_part, spelling)
     encoder = _encoder(table, parts["train"], home, saved)
     columns = table.encoded(parts, encoder)
     compared = {LATER: table.changes(parts, encoder)}
@@ -163,7 +165,7 @@ def _from_tables(config: RunConfig, folder: Path, name: str, home: Path | None) 
         _say(new.notices(encoder, compared["new"]))
     if home:
         save_columns(home, {party: drift.as_table(compared)})
-    return ParticipantData(names, columns, labels, parts, count, encoder, classes.names, taking_part)
+    return ParticipantData(names, columns, labels, parts, count, encoder, classes.names, taking_part, spelling)
 
 
 def _participation(parts: dict[str, list[str]], tables: dict[str, Table | None]) -> dict[str, Participation]:
