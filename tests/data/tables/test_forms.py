@@ -187,6 +187,9 @@ def test_the_form_of_the_training_rows_reads_later_rows(tmp_path: Path) -> None:
     assert numbers_of(new.frame["debt"], "number", debt.form)[0] == 1500  # type: ignore[union-attr]
     assert moments(new.frame["day"], day.form)[0] == datetime(2024, 5, 6)  # type: ignore[union-attr]
     assert new.frame["town"].null_count() == 2
+    (tmp_path / "new.csv").write_text("id,debt,half,day,town\nn1,1.500,2,05/06/2024,none\n", encoding="utf-8")
+    alone = open_new(own, tmp_path, DataConfig(), encoder)  # all its cells would pass for plain numbers
+    assert numbers_of(alone.frame["debt"], "number", debt.form).tolist() == [1500]  # type: ignore[union-attr]
     said = new.notices(encoder, ())
     assert [text.partition("new.csv, ")[2] for text in said] == [
         "column 'debt': 1 value is no number, and read as missing: row 2 'x'.",
