@@ -16,8 +16,11 @@ EfvflError
 ├── LimitError         the server asks for more than the party's file allows
 ├── WorkerError        a worker of the same party was lost; all workers restart from the checkpoint
 ├── AbsentError        a participant did not connect in time
+├── IncompleteError    a command has done its work for some rows, and could not for others
 └── Interrupted        the run was asked to stop; everything is saved
 ```
+
+`DataWarning` is a warning, not an error: rows that an estimator could use, but perhaps not as they were meant.
 
 A message names the setting or file, says "expected Y, got X", and then what to do next.
 """
@@ -67,6 +70,10 @@ class InputError(DataError, ValueError):
     """Rows that an estimator cannot use."""
 
 
+class DataWarning(UserWarning):
+    """Something in the rows passed to an estimator that it could work around, such as a value that cannot be read."""
+
+
 class WireError(EfvflError, ValueError):
     """Bytes that are not a valid packet or message."""
 
@@ -101,6 +108,10 @@ class WorkerError(EfvflError):
 
 class AbsentError(EfvflError):
     """A participant did not connect in time."""
+
+
+class IncompleteError(EfvflError):
+    """A command has done its work for some rows, and could not for others."""
 
 
 class Interrupted(EfvflError):

@@ -150,10 +150,13 @@ def test_each_gets_a_report_of_its_own_table(story: Story) -> None:
         split: sum(row[1] == split for row in expected()) for split in ("train", "validation", "test")
     }
     assert last["event"].startswith("60 rows are shared by all, 58.8% of the 102 here: ")
+    assert "north.csv: 60 of 102 rows take part. Left out: 40 whose id is not in all tables, 1 without" in last["event"]
     first, listening, last = story.events("server")
     assert [first[key] for key in kept[:4]] == [101, 0, 1, 100]  # the row without a label is no row of the table
     assert listening["event"] == f"Listening on 127.0.0.1:{listening['port']} for north, south."
     assert last["shared"] == 60
+    counts = {"rows": 102, "unlabelled": 1, "without_id": 0, "duplicates": 1, "unmatched": 40, "taking_part": 60}
+    assert list(last["tables"].values()) == [counts]
 
 
 def test_the_ledger_names_what_was_sent(story: Story, capsys: pytest.CaptureFixture[str]) -> None:

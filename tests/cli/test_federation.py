@@ -378,7 +378,8 @@ def columns(story: Story, ids: list[str]) -> list[Tensor]:
 
 def check_predictions(frame: polars.DataFrame, ids: list[str], output: Tensor) -> None:
     shares = torch.softmax(output.double(), dim=1)
-    assert frame.columns == ["id", "prediction", "probability_0", "probability_1", "probability_2"]
+    assert frame.columns == ["id", "prediction", "probability_0", "probability_1", "probability_2", "status"]
+    assert set(frame["status"]) == {"ok"}
     assert frame["id"].to_list() == ids
     assert frame["prediction"].to_list() == shares.argmax(dim=1).tolist()
     for c in range(3):
@@ -408,10 +409,33 @@ def test_predict_ids(story: Story, trained: Federation, predict: Callable[..., i
     check_predictions(polars.read_parquet(out), ids, trained.predict(columns(story, ids)))
 
 
-def test_predict_unknown_ids(predict: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "ids.txt").write_text("row-1\nrow-9999\n")
-    assert predict("--ids", str(tmp_path / "ids.txt"), "--out", str(tmp_path / "no.csv")) == 2
-    assert "north lacks 1 of 2 ids, such as 'row-9999'." in capsys.readouterr().err
+def test_predict_unknown_ids(
+    story: Story,
+    trained: Federation,
+    predict: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They are marked in the file, the parties that lack them are told, and all others are predicted."""
+    (tmp_path / "ids.txt").write_text("row-1\nrow-9999\nrow-3\n")
+    assert predict("--ids", str(tmp_path / "ids.txt"), "--out", str(tmp_path / "some.csv")) == 6
+    said = capsys.readouterr().err
+    assert "1 of 3 rows were not predicted, because not all parties hold them, such as 'row-9999', which north" in said
+    frame = polars.read_csv(tmp_path / "some.csv")
+    assert frame["status"].to_list() == ["ok", f"not held by {', '.join(NAMES)}", "ok"]
+    assert frame["id"].to_list() == ["row-1", "row-9999", "row-3"]
+    assert frame[1, "prediction"] is None
+    check_predictions(frame[[0, 2]], ["row-1", "row-3"], trained.predict(columns(story, ["row-1", "row-3"])))
+    assert caplog.text.count("1 of 3 ids that were asked for are not held here") == len(NAMES)
+
+
+def test_predict_unknown_ids_alone(
+    predict: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ids.txt").write_text("row-9999\n")
+    assert predict("--ids", str(tmp_path / "ids.txt"), "--out", str(tmp_path / "no.csv")) == 6
+    assert "1 of 1 rows were not predicted" in capsys.readouterr().err
     assert not (tmp_path / "no.csv").exists()
 
 

@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -32,7 +33,7 @@ from efvfl.config.run_file import RunConfig, read
 from efvfl.core.losses import LOSSES, weighted
 from efvfl.data import Dataset
 from efvfl.data.tables.encode import Layout
-from efvfl.errors import ConfigError, DataError, InputError
+from efvfl.errors import ConfigError, DataError, DataWarning, InputError
 from efvfl.models.tables import coefficients
 from efvfl.runs.build import make_federation
 from efvfl.runs.estimator_base import default_batch_size, default_epochs
@@ -223,7 +224,37 @@ def test_a_town_never_seen_and_an_infinite_number_are_no_obstacle() -> None:
     frame = mixed()
     model = VerticalClassifier(PARTIES, **QUICK).fit(frame.drop("y"), frame["y"])
     strange = frame.drop("y")[:2].with_columns(town=polars.lit("Genf"), debt=polars.lit(float("inf")))
-    assert np.isfinite(model.predict_proba(strange)).all()
+    with pytest.warns(DataWarning, match="bank, column 'town': 2 of 2 rows have a level that no training row had: 'Ge"):
+        assert np.isfinite(model.predict_proba(strange)).all()
+
+
+def test_later_rows_that_differ_are_one_warning() -> None:
+    frame = mixed()
+    model = VerticalClassifier(PARTIES, **QUICK).fit(frame.drop("y"), frame["y"])
+    later = frame.drop("y").with_columns(town=polars.lit("Genf"), debt=polars.col("debt") * 1e6)
+    with pytest.warns(DataWarning) as caught:
+        model.predict(later)
+    (said,) = caught
+    assert len(str(said.message).splitlines()) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict(frame.drop("y"))
+
+
+def test_text_dates_and_decimal_commas_of_pandas_are_read_and_what_is_not_is_named() -> None:
+    rows = 60
+    table = pandas.DataFrame(
+        {
+            "day": [f"{d % 28 + 1}.{d % 12 + 1}.2024" for d in range(rows)],
+            "amount": [f"{n},5" for n in range(rows - 1)] + ["lots"],
+        }
+    )
+    labels = [n % 2 for n in range(rows)]
+    with pytest.warns(DataWarning, match="column 'amount': 1 value is no number, and read as missing: row 60 'lots'"):
+        model = VerticalClassifier(epochs=1).fit(table, labels)
+    names = [name for encoder in model.encoders_.values() for name in encoder.names]
+    assert names[:2] == ["day", "day: month sine"]
+    assert names[-2:] == ["amount", "amount is missing"]
 
 
 def test_missing_numbers_in_an_array_are_filled_in() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from networks import assert_same, networked, reference
 
+from efvfl.cli.sessions.serve import PredictionFile
 from efvfl.config import run_file as configs
 from efvfl.config.run_file import RunConfig
 from efvfl.core import losses
@@ -146,6 +147,19 @@ def test_rows_that_came_later_need_no_label(tmp_path: Path) -> None:
     held = participant_data.load(config, tmp_path, "", aligned(config, tmp_path))
     assert held.ids["new"] == ["n1", "n2", "n3"]
     assert held.columns["new"].shape == (3, held.columns["train"].shape[1])
+
+
+def test_predictions_of_a_split_have_the_ids_of_the_label_holders_table(tmp_path: Path) -> None:
+    bank, _ = write(tmp_path)
+    config = settings()
+    home = aligned(config, tmp_path)
+    server = participant_data.load(config, tmp_path, "", home)
+    of_split = PredictionFile(None, "test", Path("a.csv"))
+    ids = of_split.read_ids(server)
+    assert ids[0].startswith("p")
+    assert set(of_split.spelt(ids, server)) <= set(bank["person"])
+    assert PredictionFile(Path("ids.txt"), None, Path("a.csv")).spelt(["p001"], server) == ["p001"]  # as it was typed
+    assert participant_data.load(config, tmp_path, "shop", home).spelling == {}
 
 
 def test_a_category_of_digits_is_known_again_in_rows_that_came_later(tmp_path: Path) -> None:

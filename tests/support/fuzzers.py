@@ -35,7 +35,7 @@ from efvfl.network.align.messages import POINT, TAG
 from efvfl.network.links import frame
 from efvfl.network.links.frame import Assembler, Frame, FrameKind, json_frame, pack
 from efvfl.network.predict.http_app import AccessControl, make_app, read_ids
-from efvfl.network.predict.prediction import Prediction
+from efvfl.network.predict.prediction import Prediction, RowStatus
 from efvfl.network.training.questions import QuestionHandler, lacking, read_answer
 from efvfl.wire.message import Kind, Message
 from efvfl.wire.packet import Packet
@@ -252,7 +252,7 @@ class Predicting:
 
     def predict_cached(self, ids: list[str]) -> Prediction:
         """Return a prediction for every id."""
-        return Prediction(ids, {"prediction": [0] * len(ids)}, [[] for _ in ids])
+        return Prediction(ids, [RowStatus()] * len(ids), {"prediction": [0] * len(ids)}, [[] for _ in ids])
 
     def health(self) -> dict[str, Any]:
         """Return that all is well."""

@@ -16,6 +16,7 @@ from efvfl.errors import (
     ConfigError,
     DataError,
     EfvflError,
+    IncompleteError,
     Interrupted,
     LimitError,
     RefusedError,
@@ -27,6 +28,7 @@ USAGE = 2  # a setting or a file is wrong
 FAILED = 3  # training could not continue
 REFUSED = 4  # the other side refuses us, or it asks for more than our own file allows
 ABSENT = 5  # a participant was missing for too long
+INCOMPLETE = 6  # done, but not for all rows that were asked for
 INTERRUPTED = 130  # by Ctrl-C or SIGTERM; `serve` and `join` have saved everything
 
 _CODES: tuple[tuple[type[EfvflError], int], ...] = (
@@ -36,6 +38,7 @@ _CODES: tuple[tuple[type[EfvflError], int], ...] = (
     (RefusedError, REFUSED),
     (LimitError, REFUSED),
     (AbsentError, ABSENT),
+    (IncompleteError, INCOMPLETE),
     (Interrupted, INTERRUPTED),
     (EfvflError, FAILED),
 )

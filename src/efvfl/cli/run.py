@@ -41,6 +41,8 @@ def register(commands: Commands) -> None:
     inspect.add_argument("file", type=Path, help=".csv, .csv.gz, .tsv, .parquet or .arrow")
     inspect.add_argument("--id", default="", help="the column that names the rows")
     inspect.add_argument("--label", default="", help="the column to predict")
+    inspect.add_argument("--against", type=Path, help="another table: how many ids both have, and in which format more")
+    inspect.add_argument("--against-id", default="", help="its column of ids (default: that of --id)")
     inspect.set_defaults(handler=_inspect)
 
     report = commands.add_parser("report", help="one HTML page about a run: metrics, curves, bytes, settings")
@@ -61,9 +63,11 @@ def _demo(options: argparse.Namespace, console: Console) -> None:
 
 
 def _inspect(options: argparse.Namespace, console: Console) -> None:
-    from efvfl.data.tables.inspect import command
+    from efvfl.data.tables.inspect import command, compare_ids
 
     command(options.file, options.id, options.label, console)
+    if options.against:
+        compare_ids({options.file: options.id, options.against: options.against_id or options.id}, console)
 
 
 def _report(options: argparse.Namespace, console: Console) -> None:
@@ -103,10 +107,10 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
             console.print(f"Going on after epoch {federation.epoch}.")
         return bar(records, console, config.method.name, federation.epoch, config.epochs)
 
-    records = train(config, out, options.resume, base=options.file.parent, watch=watch)
+    say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
+    records = train(config, out, options.resume, base=options.file.parent, watch=watch, say=say)
     name = options.file.stem
     console.print(summary(name, records[-1]), ledger_table(records[-1]))
-    say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
     outputs = run_folder.load_outputs(out)
     if outputs:
         with left_out(say):

@@ -6,6 +6,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from efvfl.config.column_types import ColumnType
 from efvfl.config.compressors import compressor_from as compressor_from
 from efvfl.config.parsing import parse
 from efvfl.config.parsing import read as read
@@ -183,8 +184,9 @@ class OwnData:
     label: str = ""  # table: the column to predict, at the label holder only
     columns: tuple[str, ...] = ()  # table: those to use; empty: all that are left
     leave_out: tuple[str, ...] = ()  # table: those not to use
-    types: dict[str, Literal["number", "category", "boolean", "date"]] = field(default_factory=dict)
+    types: dict[str, ColumnType] = field(default_factory=dict)
     categories: Literal["onehot", "embed"] = "onehot"  # table: how the model sees categories
+    missing: tuple[str, ...] | None = None  # table: texts that mean a missing value; None: those of docs/tables.md
 
 
 @dataclass(frozen=True)

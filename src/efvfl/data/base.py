@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from efvfl.core.batches import Rows, Source
+from efvfl.data.participation import Participation
 from efvfl.errors import ConfigError
 from efvfl.training.measure import Split
 from efvfl.util.rng import derive, permutation
@@ -31,6 +32,8 @@ class Dataset:
     ids: dict[str, list[str]] = field(default_factory=dict)  # of the rows, by split; empty: rows have no ids
     encoders: Mapping[str, Encoder] = field(default_factory=dict)  # of the parties' tables
     class_names: tuple[str, ...] = ()  # if the labels were strings
+    participation: Mapping[str, Participation] = field(default_factory=dict)  # of the rows of the parties' tables
+    columns: Mapping[str, Any] = field(default_factory=dict)  # of tables: how later rows differ, as `drift` counts it
 
     def subset(self, rows: int, seed: int) -> Dataset:
         """Return a data set with `rows` of the training rows, chosen by seed; the other splits stay the same."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Sequence
 from functools import partial
@@ -16,6 +17,7 @@ from efvfl.core.block import Optimizer
 from efvfl.core.losses import Loss
 from efvfl.data import Dataset, catalogue, digits, npz, npz_files
 from efvfl.data.npz import classes_of
+from efvfl.data.participation import LATER
 from efvfl.errors import ConfigError, describe, nearest
 from efvfl.models import mlp, vision
 from efvfl.models.placement import place
@@ -27,6 +29,8 @@ from efvfl.util.rng import derive
 
 if TYPE_CHECKING:
     from efvfl.data.tables.encode import Encoder
+
+log = logging.getLogger("efvfl")
 
 
 def load_data(config: RunConfig, folder: Path) -> Dataset:
@@ -63,9 +67,11 @@ def has_tables(config: RunConfig) -> bool:
 
 
 def _joined(config: RunConfig, folder: Path) -> Dataset:
-    from efvfl.data.tables import load  # late: it brings polars, which most runs do without
+    from efvfl.data.tables import drift, load  # late: it brings polars, which most runs do without
 
     joined = load.join(config, folder)
+    for text in joined.notices:
+        log.warning("%s", text)
     names = list(joined.columns)
     parts = {s: Split([joined.columns[name][s] for name in names], y) for s, y in joined.labels.items()}
     classes = len(joined.classes.names) or classes_of(joined.labels["train"])
@@ -78,6 +84,8 @@ def _joined(config: RunConfig, folder: Path) -> Dataset:
         ids=joined.ids,
         encoders=joined.encoders,
         class_names=joined.classes.names,
+        participation=joined.participation,
+        columns={name: drift.as_table({LATER: found}) for name, found in joined.changes.items()},
     )
     return data.subset(config.data.subset, config.seed) if config.data.subset else data
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from efvfl.config.run_file import RunConfig, read
 from efvfl.core.losses import Loss
-from efvfl.errors import ConfigError, DataError, InputError, nearest, whole_number
+from efvfl.errors import ConfigError, DataError, DataWarning, InputError, nearest, whole_number
 from efvfl.models.mlp import seeded_model
 from efvfl.runs.build import head_model, make_optimizer
 from efvfl.training import measure
@@ -34,6 +35,7 @@ with optional("sklearn", "an estimator"):
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_is_fitted, validate_data
 
+    from efvfl.data.tables.drift import changes, warnings_about
     from efvfl.data.tables.encode import Encoder, Layout, TableSettings
     from efvfl.data.tables.splits import stratified
     from efvfl.data.tables.table import as_frame
@@ -130,6 +132,7 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
             self.encoders_ = {
                 n: Encoder.fit(frame[rows].select(chosen), TableSettings()) for n, chosen in parties.items()
             }
+        _warn([text for e in self.encoders_.values() for text in (*e.doubts, *(u.text() for u in e.unreadable(frame)))])
         features = self._features(frame)
         local = [self._local_model(run, name, encoder.layout) for name, encoder in self.encoders_.items()]
         self.federation_ = federate(
@@ -234,10 +237,20 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         with _input():
             return {name: torch.from_numpy(encoder.transform(frame)) for name, encoder in self.encoders_.items()}
 
+    def _warn_of_changes(self, frame: polars.DataFrame) -> None:
+        """Warn once about all that differs from the training rows."""
+        texts = []
+        for name, encoder in self.encoders_.items():
+            found = (u.text() for u in encoder.unreadable(frame))
+            texts += [f"{name}, {text}" for text in (*found, *warnings_about(changes(encoder, frame)))]
+        _warn(texts)
+
     def _output(self, X: Any) -> NDArray[np.float64]:
         """Return the network's output in float64, so that the output of a row does not depend on the other rows."""
         check_is_fitted(self)
-        features = [x.double() for x in self._features(self._table(X, fitting=False)).values()]
+        frame = self._table(X, fitting=False)
+        features = [x.double() for x in self._features(frame).values()]
+        self._warn_of_changes(frame)
         output: NDArray[np.float64] = measure.predict(self._models, self._fusion, features).numpy()
         return output
 
@@ -250,6 +263,12 @@ def _input() -> Iterator[None]:
     except DataError as error:
         advice = " Correct this column of X, convert it or leave it out." if error.advice else ""
         raise InputError(f"{error.what}{advice}") from error
+
+
+def _warn(texts: Sequence[str]) -> None:
+    """Warn once about all of these."""
+    if texts:
+        warnings.warn("\n".join(texts), DataWarning, stacklevel=4)
 
 
 def default_batch_size(rows: int) -> int:

@@ -13,12 +13,28 @@ from typing import Any
 from efvfl.core.batches import Batches
 from efvfl.errors import ConfigError, DataError
 from efvfl.runs import html, metrics, report_figures
-from efvfl.runs.run_folder import RECORDS, Outputs, RunSettings, load_outputs, load_settings
+from efvfl.runs.run_folder import RECORDS, Outputs, RunSettings, load_columns, load_outputs, load_settings
 from efvfl.training.record import Record
 from efvfl.util.files import write_atomically
 
 LEDGER = "ledger.jsonl"
 SPLITS = ("train", "validation", "test")
+TAKING_PART = {
+    "rows": "rows",
+    "take part": "taking_part",
+    "id not in all tables": "unmatched",
+    "no label": "unlabelled",
+    "no id": "without_id",
+    "same id": "duplicates",
+}
+
+CHANGES = {
+    "rows": "rows",
+    "missing": "missing",
+    "unreadable": "unreadable",
+    "outside the training range": "outside",
+    "level not in training": "unseen",
+}
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
@@ -39,7 +55,7 @@ def page(folder: Path) -> str:
     parts += ["<h2>Training</h2>", *report_figures.training(records)]
     parts += ["<h2>Predictions</h2>", *_predictions(settings, outputs)]
     parts += ["<h2>Sent</h2>", *_sent(records, settings, folder)]
-    parts += ["<h2>Rows</h2>", *_rows(settings, outputs)]
+    parts += ["<h2>Rows</h2>", *_rows(settings, outputs), *_columns(folder)]
     parts += ["<h2>Who was missing</h2>", *_missing(records)]
     parts += ["<h2>Settings</h2>", *_settings(settings)]
     return html.page(title, parts)
@@ -192,6 +208,28 @@ def _rows(settings: RunSettings | None, outputs: Mapping[str, Outputs]) -> Itera
         yield html.table(["split", "rows"], [[split, f"{count:,}"] for split, count in counts.items()], texts=1)
     else:
         yield "<p>The folder does not say how many there were.</p>"
+    if settings and settings.participation:
+        yield html.table(["table", *TAKING_PART], list(_taking_part(settings.participation)), texts=1)
+
+
+def _taking_part(tables: Mapping[str, Mapping[str, int]]) -> Iterator[list[str]]:
+    """Yield a row for each table: how many of its rows take part, and why the others do not."""
+    for name, counts in tables.items():
+        yield [name, *(f"{counts[key]:,}" for key in TAKING_PART.values())]
+
+
+def _columns(folder: Path) -> Iterator[str]:
+    """Yield how columns of later rows differ from those of training rows, as far as this folder knows any."""
+    rows = [
+        [party, of, change["column"], *(f"{change[key]:,}" for key in CHANGES.values())]
+        for party, parts in load_columns(folder).items()
+        for of, found in parts.items()
+        for change in found
+        if any(change[key] for key in CHANGES.values() if key != "rows")
+    ]
+    if rows:
+        yield "<p>Columns of later rows that differ from those of the training rows:</p>"
+        yield html.table(["party", "rows of", "column", *CHANGES], rows, texts=3)
 
 
 def _missing(records: Sequence[Record]) -> Iterator[str]:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +25,8 @@ from efvfl.training.federation import Federation
 from efvfl.training.record import Record
 from efvfl.util import checkpoint
 from efvfl.util.files import write_atomically
+
+log = logging.getLogger("efvfl")
 
 CHECKPOINT = "checkpoint.safetensors"  # in a run's folder
 VERSION = 2  # of the checkpoint's layout
@@ -81,6 +84,7 @@ def train(
     *,
     base: Path | str | None = None,
     watch: Watch | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> list[Record]:
     """Train what a run file says, and return the records.
 
@@ -89,6 +93,7 @@ def train(
     - `resume`: go on from the checkpoint in the folder, for as many epochs as the settings say now.
     - `base`: where relative paths in the settings start, and where your own modules lie: beside the file, or here.
     - `watch`: gets the federation and an iterable of records, and hands the records on: for a progress bar.
+    - `say`: gets a sentence about each table, how many of its rows take part; left out: the log `efvfl` has it.
 
     A run that was killed and is resumed gives the same records, bit for bit, as one that was not.
 
@@ -108,6 +113,7 @@ def train(
     if config.threads:
         torch.set_num_threads(config.threads)
     data = load_data(config, base)
+    _say_rows(data, say)
     federation = make_federation(config, data, folder)
     saved = RunCheckpoint(folder / CHECKPOINT, _settings(config, federation))
     if not resume and saved.exists():
@@ -125,6 +131,16 @@ def train(
         raise ConfigError(f"epochs = {config.epochs} leaves nothing to train.")
     _leave_for_report(federation, config, data, folder)
     return records
+
+
+def _say_rows(data: Dataset, say: Callable[[str], None] | None) -> None:
+    """Say how many rows of every table take part; a log has it as a warning where some are left out."""
+    for name, rows in data.participation.items():
+        text = f"{name}: {rows.text()}"
+        if say:
+            say(text)
+        else:
+            log.log(logging.INFO if rows.complete else logging.WARNING, "%s", text)
 
 
 def train_on(
@@ -163,6 +179,7 @@ def _leave_for_report(federation: Federation, config: RunConfig, data: Dataset, 
         run_folder.save_outputs(folder, outputs)
     widths = {name: party.up.width[0] for name, party in federation.parties.items()}
     rows = {split: len(part.labels) for split, part in federation.splits.items()}
-    run_folder.save_settings(folder, config, widths, rows, federation.server.block.size())
+    run_folder.save_settings(folder, config, widths, rows, federation.server.block.size(), data.participation)
+    run_folder.save_columns(folder, data.columns)
     for name, encoder in data.encoders.items():
         write_atomically(folder / "encoders" / f"{name}.json", encoder.to_json().encode())

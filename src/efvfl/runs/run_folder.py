@@ -6,7 +6,7 @@ import io
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from efvfl.config.run_file import RunConfig
+from efvfl.data.participation import Participation
 from efvfl.errors import DataError
 from efvfl.training.record import Record
 from efvfl.util.extras import left_out, optional
@@ -24,6 +25,7 @@ log = logging.getLogger("efvfl")
 RECORDS = "records.jsonl"
 OUTPUTS = "outputs.parquet"
 SETTINGS = "settings.json"
+COLUMNS = "columns.json"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class RunSettings:
     widths: dict[str, int]  # of the parties' representations
     rows: dict[str, int]  # by split
     fusion: int  # parameters of the fusion model
+    participation: dict[str, dict[str, int]] = field(default_factory=dict)  # of rows, by table, as far as known here
 
 
 def save_records(folder: Path, records: Sequence[Record]) -> None:
@@ -95,11 +98,36 @@ def load_outputs(folder: Path) -> dict[str, Outputs]:
 
 
 def save_settings(
-    folder: Path, config: RunConfig, widths: Mapping[str, int], rows: Mapping[str, int], fusion: int
+    folder: Path,
+    config: RunConfig,
+    widths: Mapping[str, int],
+    rows: Mapping[str, int],
+    fusion: int,
+    participation: Mapping[str, Participation] | None = None,
 ) -> None:
     """Write the settings of a run, without private seeds."""
-    table = RunSettings(_without_seeds(asdict(config)), dict(widths), dict(rows), fusion)
+    taking_part = {name: part.counts() for name, part in (participation or {}).items()}
+    table = RunSettings(_without_seeds(asdict(config)), dict(widths), dict(rows), fusion, taking_part)
     write_atomically(folder / SETTINGS, (json.dumps(asdict(table), indent=1) + "\n").encode())
+
+
+def save_columns(folder: Path, columns: Mapping[str, Any]) -> None:
+    """Write how the columns of later rows differ from those of training rows, by party; nothing without tables."""
+    if columns:
+        write_atomically(folder / COLUMNS, (json.dumps(columns, indent=1) + "\n").encode())
+
+
+def load_columns(folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Return what `save_columns` wrote, or an empty dict if there is no file."""
+    path = folder / COLUMNS
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        [change["column"] for parts in found.values() for changes in parts.values() for change in changes]
+    except (OSError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise DataError(f"expected what a run wrote about its columns in {path}: {error}. Delete it.") from error
+    return dict(found)
 
 
 def _without_seeds(value: Any) -> Any:

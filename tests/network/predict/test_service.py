@@ -66,8 +66,10 @@ def test_the_label_holders_own_party_takes_part(
     running = start(replace(PATIENTLY, warm=True), of=own)
     running.join(*NAMES[1:])
     running.until(lambda: running.health()["warm"])
-    asked = len(running.asked)
-    assert error(running.predict(["test:0", "nobody"]), 404)["unknown"] == ["nobody"]
+    asked, lost = len(running.asked), [f"nobody-{n}" for n in range(300)]
+    found = running.predict([*lost, "test:0"]).json()["predictions"]
+    assert found[0] == {"id": "nobody-0", "status": "unknown", "parties": ["top-left"]}
+    assert [row["status"] for row in found[1:]] == ["unknown"] * 299 + ["ok"]
     assert len(running.asked) == asked  # what the label holder's own party lacks need not be asked of the others
     running.leave(*NAMES[1:])
     check(running.predict(own.ids), own, own.ids)
@@ -147,7 +149,7 @@ def test_the_service_and_predict_give_a_row_the_same_bits(start: Callable[..., R
     serving = running.network.serving
     assert serving is not None
     serving.requests.stopping.clear()
-    columns = prediction_columns(serving.predict(ids), trained.config.loss)
+    columns = prediction_columns(serving.predict(ids).output, trained.config.loss)
     for i, shares in zip(ids, columns["probabilities"], strict=True):
         assert found[i] == {tuple(shares)}
 
@@ -217,10 +219,17 @@ def test_ids_that_nobody_holds(start: Callable[..., Running], trained: Trained) 
     running = start()
     running.join()
     body = b'{"ids": ["test:0", "nobody", "test:1", "\\ud83d\\ude00", "nobody"]}'
-    answer = error(running.client().post("/predict", content=body), 404)
+    response = running.client().post("/predict", content=body)
+    rows = response.json()["predictions"]
+    assert [row["id"] for row in rows] == ["test:0", "nobody", "test:1", "\U0001f600", "nobody"]
+    assert [row["status"] for row in rows] == ["ok", "unknown", "ok", "unknown", "unknown"]
+    assert rows[1] == {"id": "nobody", "status": "unknown", "parties": NAMES}
+    alone = running.predict(["test:0", "test:1"])
+    assert [rows[0], rows[2]] == alone.json()["predictions"]
+    check(alone, trained, ["test:0", "test:1"])
+    answer = error(running.predict(["nobody", "\U0001f600"]), 404)
     assert answer["unknown"] == ["nobody", "\U0001f600"]
     assert "2 ids are not held by top-left, " in answer["error"]
-    check(running.predict(["test:0", "test:1"]), trained, ["test:0", "test:1"])
 
 
 def test_one_clients_unknown_ids_are_not_another_clients_trouble(trained: Trained, tmp_path: Path) -> None:
@@ -234,9 +243,7 @@ def test_one_clients_unknown_ids_are_not_another_clients_trouble(trained: Traine
         worker = threading.Thread(target=made.run)
         worker.start()
         assert right.result(PATIENT).ids == ["test:0", "test:1"]
-        found = wrong.exception(PATIENT)
-        assert isinstance(found, Declined)
-        assert (found.status, found.more) == (404, {"unknown": ["nobody"]})
+        assert [status.word for status in wrong.result(PATIENT).statuses] == ["ok", "unknown"]
         made.stop()
         worker.join()
 

@@ -264,10 +264,10 @@ def test_all_may_come_back_after_the_end_and_answer_questions(rows: Path, tmp_pa
         ids = serving.data.ids["test"]
         features = dict(zip(made.parties, made.splits["test"].features, strict=True))
         assert torch.equal(serving.predict_split("test"), made.predict(features))
-        found = serving.predict(ids[::-1])
+        found = serving.predict(ids[::-1]).output
         assert torch.allclose(found, serving.predict_split("test").flip(0), atol=1e-6)
         for count in (1, 3, len(ids)):  # each row is computed alone, so it does not matter what it is asked with
-            assert torch.equal(serving.predict(ids[:count]), found.flip(0)[:count])
+            assert torch.equal(serving.predict(ids[:count]).output, found.flip(0)[:count])
         network.finish()  # they are told again, and go
         assert_same(first, network.outcome())
 

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from efvfl.cli.sessions import setup
 from efvfl.config.run_file import RunConfig
 from efvfl.data.tables.encode import TableSettings
+from efvfl.data.tables.id_hints import own_format
 from efvfl.data.tables.load import Table, label_settings
 from efvfl.errors import ConfigError, DataError, Interrupted, nearest
 from efvfl.network.align.aligned_rows import FILE, Aligned
@@ -41,6 +42,7 @@ class LocalTables:
     tables: list[Table]  # one; two at a label holder whose labels lie in a table of their own
     ids: list[str]
     labels: NDArray[Any] | None
+    id_format: Sequence[str]
 
 
 def read_tables(config: RunConfig, folder: Path, name: str) -> LocalTables:
@@ -51,7 +53,7 @@ def read_tables(config: RunConfig, folder: Path, name: str) -> LocalTables:
         raise ConfigError(f"party {party!r} has no table in this file: its [[party]] needs data = {{ path, id }}.")
     tables = [Table.open(folder / data.path, TableSettings.of(data), config.data)] if data else []
     if name:
-        return LocalTables(tables, tables[0].ids, None)
+        return LocalTables(tables, tables[0].ids, None, config.data.id_format)
     target = label_settings(config)
     if target is None:
         raise ConfigError("the label holder has no labels: set `label` in [data], or in its own [[party]] data.")
@@ -61,7 +63,7 @@ def read_tables(config: RunConfig, folder: Path, name: str) -> LocalTables:
     ids = [one for one in tables[-1].ids if one in both]
     if not ids:
         raise DataError(f"{tables[0].path} and {tables[1].path} of the label holder have no id in common.")
-    return LocalTables(tables, ids, tables[-1].labels(ids).to_numpy())
+    return LocalTables(tables, ids, tables[-1].labels(ids).to_numpy(), config.data.id_format)
 
 
 def follow(options: SessionOptions, name: str, config: RunConfig, console: Console, stack: ExitStack) -> None:
@@ -178,16 +180,25 @@ def _described(forms: Sequence[str]) -> str:
 
 
 def _describe_result(progress: ProgressDisplay, local: LocalTables, aligned: Aligned, folder: Path) -> None:
-    """Say how many rows all share, and how much of the local table that is."""
+    """Say how many rows all share, how much of the local tables that is, and why the others are left out."""
     rows, shared, counts = local.tables[0].found.report.total, len(aligned.ids), aligned.counts()
     splits = ", ".join(f"{count:,} {split}" for split, count in counts.items())
+    here = " ".join(_describe_rows(table, shared, local.id_format) for table in local.tables)
     progress.say(
-        f"{shared:,} rows are shared by all, {shared / rows:.1%} of the {rows:,} here: {splits}. "
+        f"{shared:,} rows are shared by all, {shared / rows:.1%} of the {rows:,} here: {splits}. {here} "
         f"List: {folder / FILE}. What left the building: efvfl audit {folder}",
         shared=shared,
         share=shared / rows,
         **counts,
+        tables={str(table.path): table.participation(shared).counts() for table in local.tables},
     )
+
+
+def _describe_rows(table: Table, shared: int, id_format: Sequence[str]) -> str:
+    part = table.participation(shared)
+    # Of the others' ids nothing is known here, but which of the own ones a format would change is.
+    hint = own_format(table.written_ids, id_format) if part.unmatched else ""
+    return f"{table.path}: {part.text()}" + (f" {hint}" if hint else "")
 
 
 class ProgressDisplay:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from efvfl.cli.sessions import setup
 from efvfl.config.run_file import RunConfig
-from efvfl.errors import ConfigError
+from efvfl.errors import ConfigError, IncompleteError
 from efvfl.network.identity import certificates
 from efvfl.network.identity.certificates import Credentials
 from efvfl.network.links.connections import Hooks, ServerTimeouts
@@ -27,7 +27,7 @@ from efvfl.network.predict import service
 from efvfl.network.predict.prediction import prediction_columns
 from efvfl.network.training import build, participant_data
 from efvfl.network.training.participant_data import ParticipantData
-from efvfl.network.training.server_process import ServerProcess
+from efvfl.network.training.server_process import HeldRows, ServerProcess
 from efvfl.network.workers import worker_group
 from efvfl.runs import metrics
 from efvfl.runs.run_folder import load_outputs
@@ -35,6 +35,8 @@ from efvfl.util.extras import optional
 from efvfl.util.files import write_atomically
 
 log = logging.getLogger("efvfl")
+
+OK = "ok"  # the status of a row that was predicted, in a file of predictions
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,10 @@ class PredictionFile:
         if not ids:
             raise ConfigError(f"expected one id a line, but {self.ids} is empty.")
         return ids
+
+    def spelt(self, ids: list[str], data: ParticipantData) -> list[str]:
+        """Return ids as the reader knows them: those of a file as they are, those of a split as in the table."""
+        return [data.spelling.get(i, i) for i in ids] if self.split else ids
 
 
 def train(options: SessionOptions, config: RunConfig, console: Console, stack: ExitStack) -> None:
@@ -95,10 +101,35 @@ def predict(
     process = session.process
     with stop_on_signal(process.requests.stopping):
         # By id also for a split: the service asks so too, and both give a row the same prediction to the last bit.
-        output = process.predict(ids if wanted.split else process.in_one_form(ids))
-        write_predictions(wanted.out, ids, output, config.loss, data.class_names)
-        session.status.say(f"Predictions of {len(ids):,} rows: {wanted.out}")
+        normal = ids if wanted.split else process.in_one_form(ids)
+        held = process.predict(normal)
+        statuses = [status_of(held.lacking.get(i, ())) for i in normal]
+        shown = wanted.spelt(ids, data)
+        if len(held.output):
+            write_predictions(wanted.out, shown, statuses, held.output, config.loss, data.class_names)
+        count = sum(status == OK for status in statuses)
+        session.status.say(
+            f"Predictions of {count:,} of {len(ids):,} rows: {wanted.out}", predicted=count, asked=len(ids)
+        )
         _finish(process)
+    if held.lacking:
+        _say_lacking(held, shown, normal, wanted.out)
+
+
+def status_of(lacking: Sequence[str]) -> str:
+    """Return what a file of predictions says about a row that some parties do not hold."""
+    return f"not held by {', '.join(lacking)}" if lacking else OK
+
+
+def _say_lacking(held: HeldRows, shown: Sequence[str], normal: Sequence[str], out: Path) -> None:
+    """End with an error of its own after the predictions are written."""
+    example, names = next((s, held.lacking[n]) for s, n in zip(shown, normal, strict=True) if n in held.lacking)
+    lost = sum(i in held.lacking for i in normal)
+    where = f"{out} has no prediction for them" if len(held.output) else "nothing was written"
+    raise IncompleteError(
+        f"{lost:,} of {len(normal):,} rows were not predicted, because not all parties hold them, such as "
+        f"{example!r:.80}, which {', '.join(names)} does not: {where}. The parties' own logs say how many they lack."
+    )
 
 
 def serve_predictions(
@@ -116,8 +147,10 @@ def serve_predictions(
     service.run(endpoint, session.process, session.status)
 
 
-def write_predictions(path: Path, ids: list[str], output: Tensor, loss: str, names: Sequence[str] = ()) -> None:
-    """Write ids and their predictions as CSV or Parquet; `names` are those of the classes."""
+def write_predictions(
+    path: Path, ids: list[str], statuses: list[str], output: Tensor, loss: str, names: Sequence[str] = ()
+) -> None:
+    """Write ids, predictions and statuses as CSV or Parquet; `output` has the rows that are ok, `names` the classes."""
     with optional("tables", "a file of predictions"):
         import polars
 
@@ -125,8 +158,13 @@ def write_predictions(path: Path, ids: list[str], output: Tensor, loss: str, nam
     if "probabilities" in columns:  # one column for each class
         shares = list(zip(*columns.pop("probabilities"), strict=True))
         columns |= {f"probability_{name}": list(p) for name, p in zip(names or range(len(shares)), shares, strict=True)}
+    place = {row: n for n, row in enumerate(row for row, status in enumerate(statuses) if status == OK)}
+    predicted = {
+        name: [values[place[row]] if row in place else None for row in range(len(ids))]
+        for name, values in columns.items()
+    }
     buffer = io.BytesIO()
-    frame = polars.DataFrame({"id": ids, **columns})
+    frame = polars.DataFrame({"id": ids, **predicted, "status": statuses})
     frame.write_csv(buffer) if path.suffix == ".csv" else frame.write_parquet(buffer)
     write_atomically(path, buffer.getvalue())
 

@@ -10,8 +10,10 @@ import numpy as np
 import polars
 from numpy.typing import NDArray
 
+from efvfl.data.tables import forms
+from efvfl.data.tables.recognise import FEW, Reading
 from efvfl.data.tables.texts import as_text
-from efvfl.data.tables.values import Kind, moments, numbers_of
+from efvfl.data.tables.values import check_readable, moments, numbers_of, unreadable
 from efvfl.errors import DataError
 
 MOST_LEVELS = 1_000
@@ -33,26 +35,35 @@ class Number:
     mean: float  # of the training rows, after filling missing values
     scale: float  # standard deviation; 0: all values are equal, and the column becomes zeros
     missing: bool  # training rows had missing values, so another column marks them
+    form: str = ""  # how texts were written in training rows; empty: plainly
+    low: float = 0.0  # the smallest and the largest value of training rows, to compare later rows with
+    high: float = 0.0
+    gaps: float = 0.0  # share of training rows without a value
 
     def __post_init__(self) -> None:
-        """Check that the statistics are finite."""
-        if not (isfinite(self.median) and isfinite(self.mean) and isfinite(self.scale) and self.scale >= 0):
+        """Check that the statistics are finite, and the form is known."""
+        if self.form and self.form.removesuffix(forms.PERCENT) not in (*forms.NUMBERS, *forms.DATES):
+            raise DataError(f"there is no form {self.form!r} of column {self.name!r} in an encoder: fit it again.")
+        found = (self.median, self.mean, self.scale, self.low, self.high, self.gaps)
+        if not (all(map(isfinite, found)) and self.scale >= 0 and self.low <= self.high and 0 <= self.gaps < 1):
             raise DataError(f"expected finite statistics of column {self.name!r} in an encoder: fit it again.")
 
     @classmethod
-    def fit(cls, values: polars.Series, kind: Literal["number", "boolean", "date", "time"]) -> Number:
-        """Return an encoder fitted to training rows."""
-        numbers = numbers_of(values, kind)
+    def fit(cls, values: polars.Series, kind: Literal["number", "boolean", "date", "time"], form: str = "") -> Number:
+        """Return an encoder fitted to training rows, of which a few may be unreadable."""
+        check_readable(values, kind, form, FEW)
+        numbers = numbers_of(values, kind, form)
         gaps = np.isnan(numbers)
         if gaps.all():
             raise all_missing(values.name)
+        seen = (float(numbers[~gaps].min()), float(numbers[~gaps].max()), float(gaps.mean()))
         if kind == "boolean":
-            return cls(values.name, kind, 0.0, 0.0, 1.0, bool(gaps.any()))
+            return cls(values.name, kind, 0.0, 0.0, 1.0, bool(gaps.any()), form, *seen)
         median = float(np.median(numbers[~gaps]))
         filled = np.where(gaps, median, numbers)
         # The standard deviation of equal numbers can be a rounding error instead of zero.
         scale = float(filled.std()) if filled.min() < filled.max() else 0.0
-        return cls(values.name, kind, median, float(filled.mean()), scale, bool(gaps.any()))
+        return cls(values.name, kind, median, float(filled.mean()), scale, bool(gaps.any()), form, *seen)
 
     @property
     def names(self) -> list[str]:
@@ -62,17 +73,21 @@ class Number:
 
     def numbers(self, values: polars.Series) -> NDArray[np.float64]:
         """Return the encoded rows, shape (rows, len(names))."""
-        plain = numbers_of(values, self.kind)
+        plain = numbers_of(values, self.kind, self.form)
         gaps = np.isnan(plain)
         filled = np.where(gaps, self.median, plain)
         scaled = (filled - self.mean) / self.scale if self.scale else np.zeros_like(filled)
         parts = [np.clip(scaled, -LARGEST_SCALED, LARGEST_SCALED), *self._cycles(values, plain)]
         return np.stack([*parts, gaps] if self.missing else parts, axis=1)
 
+    def unreadable(self, values: polars.Series) -> NDArray[np.int64]:
+        """Return the places of values that are there but cannot be read, and count as missing."""
+        return unreadable(values, self.kind, self.form)
+
     def _cycles(self, values: polars.Series, plain: NDArray[np.float64]) -> list[NDArray[np.float64]]:
         """Return sine and cosine of the position in the year and week, or in the day; (0, 0) if missing."""
         if self.kind == "date":
-            moment = moments(values)
+            moment = moments(values, self.form)
             turns = [(moment.dt.month() - 1) / 12, (moment.dt.weekday() - 1) / 7]
             angles = [2 * np.pi * turn.cast(polars.Float64).to_numpy() for turn in turns]
         else:
@@ -88,11 +103,14 @@ class Category:
     levels: tuple[str, ...]  # of the training rows, sorted
     missing: bool  # training rows had missing values, so one-hot encoding has a level for them
     embed: bool  # use codes: 0 for unseen or missing, then the levels
+    gaps: float = 0.0  # share of training rows without a value
 
     def __post_init__(self) -> None:
         """Check that there are levels, sorted and unique."""
         if not self.levels or any(a >= b for a, b in zip(self.levels, self.levels[1:], strict=False)):
             raise DataError(f"expected sorted, unique levels of column {self.name!r} in an encoder: fit it again.")
+        if not 0 <= self.gaps < 1:
+            raise DataError(f"expected a share of missing values of {self.name!r} in an encoder: fit it again.")
 
     @classmethod
     def fit(cls, values: polars.Series, embed: bool, declared: bool) -> Category:
@@ -110,7 +128,7 @@ class Category:
         if len(levels) > (MOST_CODES - 1 if embed else MOST_LEVELS):
             advice = "Name it in `leave_out`" if embed else "Set `categories` to 'embed', or name it in `leave_out`"
             raise DataError(f"category {values.name!r} has too many levels, {len(levels):,}.", f"{advice}.")
-        return cls(values.name, tuple(levels), text.null_count() > 0, embed)
+        return cls(values.name, tuple(levels), text.null_count() > 0, embed, text.null_count() / len(text))
 
     @property
     def names(self) -> list[str]:
@@ -140,17 +158,20 @@ class Category:
             codes[as_text(values).is_null().to_numpy()] = len(self.levels) + 1
         return np.eye(len(self.names) + 1, dtype=np.float32)[codes, 1:]
 
-    def unseen(self, values: polars.Series) -> int:
-        """Return the number of rows with a level that the training rows did not have; missing values do not count."""
-        return int(((self.codes(values) == 0) & as_text(values).is_not_null().to_numpy()).sum())
+    def unseen(self, values: polars.Series) -> polars.Series:
+        """Return the values of all rows with a level that the training rows did not have, as strings."""
+        text = as_text(values).drop_nulls()
+        return text.filter(~text.is_in(list(self.levels)))
 
 
 Column = Number | Category
 
 
-def fit_column(values: polars.Series, kind: Kind, embed: bool, declared: bool) -> Column:
-    """Return an encoder of a column of this kind, fitted to training rows."""
-    return Category.fit(values, embed, declared) if kind == "category" else Number.fit(values, kind)
+def fit_column(values: polars.Series, reading: Reading, embed: bool, declared: bool) -> Column:
+    """Return an encoder of a column that is read in this way, fitted to training rows."""
+    if reading.kind == "category":
+        return Category.fit(values, embed, declared)
+    return Number.fit(values, reading.kind, reading.form)
 
 
 def all_missing(name: str) -> DataError:

@@ -12,15 +12,16 @@ import numpy as np
 import polars
 from numpy.typing import NDArray
 
+from efvfl.config.column_types import ColumnType
 from efvfl.config.run_file import OwnData
 from efvfl.config.run_file import read as read_table
 from efvfl.data.tables.columns import Category, Column, Number, fit_column
+from efvfl.data.tables.recognise import reading_of, shown
 from efvfl.data.tables.table import column
-from efvfl.data.tables.values import kind_of
+from efvfl.data.tables.unreadable import Unreadable, unreadable_in
 from efvfl.errors import ConfigError, DataError, nearest
 
-Declared = Literal["number", "category", "boolean", "date"]
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -29,16 +30,20 @@ class TableSettings:
 
     columns: tuple[str, ...] = ()  # empty: all others
     leave_out: tuple[str, ...] = ()
-    types: Mapping[str, Declared] = field(default_factory=dict)  # overrides the types of the table
+    types: Mapping[str, ColumnType] = field(default_factory=dict)  # overrides the types of the table
     categories: Literal["onehot", "embed"] = "onehot"
     id: str = ""  # never used as a feature, like the label
     label: str = ""
+    missing: tuple[str, ...] | None = None  # texts that mean a missing value; None: the usual ones, in a CSV
+    typed: bool = True  # the table has types of its own, unlike a CSV: digits in a text are not meant as a number
 
     def __post_init__(self) -> None:
         """Check the types, and that no column is both used and left out."""
         for name, kind in self.types.items():
-            if kind not in get_args(Declared):
-                raise ConfigError(f"types: unknown type {kind!r} of {name!r}. {nearest(str(kind), get_args(Declared))}")
+            if kind not in get_args(ColumnType):
+                raise ConfigError(
+                    f"types: unknown type {kind!r} of {name!r}. {nearest(str(kind), get_args(ColumnType))}"
+                )
         for name in self.columns:
             if name in (self.id, self.label, *self.leave_out):
                 raise ConfigError(f"columns: {name!r} is also the id, the label or in `leave_out`. Remove one of them.")
@@ -46,7 +51,7 @@ class TableSettings:
     @classmethod
     def of(cls, data: OwnData) -> TableSettings:
         """Return the settings of a party's data."""
-        return cls(data.columns, data.leave_out, data.types, data.categories, data.id, data.label)
+        return cls(data.columns, data.leave_out, data.types, data.categories, data.id, data.label, data.missing)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -88,6 +93,8 @@ class Encoder:
     """
 
     columns: tuple[Column, ...]
+    missing: tuple[str, ...] | None = None  # texts that mean a missing value, as in the settings
+    doubts: tuple[str, ...] = field(default=(), compare=False)  # what was assumed and may be wrong; not saved
 
     @classmethod
     def fit(cls, frame: polars.DataFrame, settings: TableSettings) -> Encoder:
@@ -98,11 +105,13 @@ class Encoder:
         if not names:
             raise DataError("expected a column to train on, got only an id, a label or columns that are left out.")
         fitted: list[Column] = []
+        doubts: list[str] = []
         for name in names:
             values, declared = frame.get_column(name), settings.types.get(name)
-            kind = declared or kind_of(values)
-            fitted.append(fit_column(values, kind, settings.categories == "embed", declared is not None))
-        return cls(tuple(fitted))
+            reading = reading_of(values, declared, settings.typed)
+            fitted.append(fit_column(values, reading, settings.categories == "embed", declared is not None))
+            doubts += [f"column {shown(name)}: {reading.doubt}"] if reading.doubt else []
+        return cls(tuple(fitted), settings.missing, tuple(doubts))
 
     @property
     def layout(self) -> Layout:
@@ -132,16 +141,16 @@ class Encoder:
             place += width
         return encoded
 
-    def unseen(self, frame: polars.DataFrame) -> dict[str, int]:
-        """Return the number of rows with an unseen level, by column, without zeros."""
-        categories = (c for c in self.columns if isinstance(c, Category))
-        counts = {c.name: c.unseen(column(frame, c.name, "the table")) for c in categories}
-        return {name: count for name, count in counts.items() if count}
+    def unreadable(self, frame: polars.DataFrame) -> list[Unreadable]:
+        """Return the values that are there but cannot be read, by column, without columns that have none."""
+        checked = (unreadable_in(c, column(frame, c.name, "the table")) for c in self.columns)
+        return [found for found in checked if found]
 
     def to_json(self) -> str:
         """Return the encoder as JSON; floats are restored exactly."""
         tables = [{"type": type(c).__name__.lower(), **asdict(c)} for c in self.columns]
-        whole = {"version": VERSION, "columns": tables, "digest": _digest(tables)}
+        whole = {"version": VERSION, "columns": tables, "missing": self.missing}
+        whole |= {"digest": _digest(whole)}
         return json.dumps(whole, ensure_ascii=False, indent=1, allow_nan=False)
 
     @classmethod
@@ -152,13 +161,14 @@ class Encoder:
             if not isinstance(table, dict) or table.get("version") != VERSION:
                 raise DataError("this is not an encoder of this version of efvfl: fit it again.")
             columns = tuple(_column(entry) for entry in table["columns"])
+            missing = read_table(_Markers, {"missing": table["missing"]} if table["missing"] is not None else {}, "")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"an encoder cannot be read: {error}. Fit it again from the training rows.") from error
         if not columns or len({c.name for c in columns}) < len(columns):
             raise DataError("expected unique columns in an encoder: fit it again from the training rows.")
-        if table.get("digest") != _digest(table["columns"]):
+        if table.pop("digest", None) != _digest(table):
             raise DataError("an encoder differs from its digest: the file was changed after it was written.")
-        return cls(columns)
+        return cls(columns, missing.missing)
 
     def _ordered(self) -> tuple[list[Column], list[Category]]:
         """Return the columns that become numbers, and those that become codes."""
@@ -166,9 +176,14 @@ class Encoder:
         return [c for c in self.columns if not (isinstance(c, Category) and c.embed)], coded
 
 
-def _digest(tables: list[dict[str, Any]]) -> str:
-    """Return a digest of the columns of an encoder: a disk may change a digit without anybody noticing."""
-    return hashlib.blake2b(json.dumps(tables, sort_keys=True).encode(), digest_size=16).hexdigest()
+@dataclass(frozen=True)
+class _Markers:
+    missing: tuple[str, ...] | None = None
+
+
+def _digest(whole: dict[str, Any]) -> str:
+    """Return a digest of an encoder: a disk may change a digit without anybody noticing."""
+    return hashlib.blake2b(json.dumps(whole, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _column(entry: dict[str, Any]) -> Column:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars
@@ -13,11 +13,14 @@ from rich.text import Text
 
 from efvfl.data.tables.columns import fit_column
 from efvfl.data.tables.encode import TableSettings
+from efvfl.data.tables.id_hints import better_format
 from efvfl.data.tables.ids import read_ids
-from efvfl.data.tables.table import column, read
+from efvfl.data.tables.recognise import Reading, reading_of
+from efvfl.data.tables.table import column, has_types, read
 from efvfl.data.tables.texts import as_text
+from efvfl.data.tables.unreadable import unreadable_in
 from efvfl.data.tables.values import Kind, kind_of, numbers_of
-from efvfl.errors import DataError
+from efvfl.errors import ConfigError, DataError
 
 NEARLY = 0.99  # a column with this share of one value is nearly constant
 MANY_LEVELS = 100
@@ -39,16 +42,26 @@ class Finding:
     distinct: int
     example: str  # the range of numbers, or the most common categories
     warnings: tuple[str, ...]
+    form: str = ""  # how its numbers or dates are written, where that was assumed
 
 
-def inspect(frame: polars.DataFrame, settings: TableSettings) -> list[Finding]:
-    """Return the findings about every column, in order."""
+def inspect(frame: polars.DataFrame, settings: TableSettings, written: polars.DataFrame | None = None) -> list[Finding]:
+    """Return the findings about every column, in order; `written` is the same table without guessed types."""
     chosen = set(settings.chosen(frame))
     label = None
     if settings.label:
         raw = column(frame, settings.label, "the table")
-        label = _plain(raw, kind_of(raw))
-    return [_finding(values, settings, values.name in chosen, label) for values in frame.get_columns()]
+        label = _plain(raw, Reading(kind_of(raw)))
+    found = [_finding(values, settings, values.name in chosen, label) for values in frame.get_columns()]
+    return found if written is None else [_with_doubt(finding, written, settings) for finding in found]
+
+
+def _with_doubt(finding: Finding, written: polars.DataFrame, settings: TableSettings) -> Finding:
+    """Return a finding with what could be read in another way, which a guessed type no longer shows."""
+    if not finding.used:
+        return finding
+    doubt = reading_of(written[finding.column], settings.types.get(finding.column), settings.typed).doubt
+    return replace(finding, warnings=tuple(dict.fromkeys((*finding.warnings, doubt)))) if doubt else finding
 
 
 def show(console: Console, findings: Sequence[Finding]) -> None:
@@ -58,7 +71,8 @@ def show(console: Console, findings: Sequence[Finding]) -> None:
         table.add_column(heading, justify="right" if heading in ("missing", "distinct") else "left")
     for found in findings:
         used = "yes" if found.used else f"no: {found.why}"
-        cells = (found.column, found.kind, used, f"{found.missing:.1%}", f"{found.distinct:,}", found.example)
+        kind = f"{found.kind} as {found.form.strip()}" if found.form else found.kind
+        cells = (found.column, kind, used, f"{found.missing:.1%}", f"{found.distinct:,}", found.example)
         table.add_row(*(Text(cell) for cell in cells))
     console.print(table)
     for found in findings:
@@ -68,11 +82,31 @@ def show(console: Console, findings: Sequence[Finding]) -> None:
 
 def command(path: Path, id: str, label: str, console: Console) -> None:
     """Inspect a file and print the findings: `efvfl inspect FILE --id COLUMN --label COLUMN`."""
-    frame = read(path, texts=(id,) if id else ())
+    texts = (id,) if id else ()
+    frame = read(path, texts, label=label)
     console.print(Text(f"{path}: {frame.height:,} rows, {frame.width:,} columns."))
     if id:
         console.print(Text(read_ids(frame[id], ("strip",), "first", str(path)).report.text()))
-    show(console, inspect(frame, TableSettings(id=id, label=label)))
+    settings = TableSettings(id=id, label=label, typed=has_types(path))
+    show(console, inspect(frame, settings, None if settings.typed else read(path, texts, raw=frame.columns)))
+
+
+def compare_ids(columns: Mapping[Path, str], console: Console) -> None:
+    """Print how many ids two tables share, and whether another format would match more; `columns` are those of ids."""
+    forms = ("strip",)
+    if not all(columns.values()):
+        raise ConfigError("--against needs --id, the column of ids: name it.")
+    found, written = {}, {}
+    for path, id in columns.items():
+        values = column(read(path, (id,)), id, str(path))
+        ids = read_ids(values, forms, "first", str(path))
+        found[str(path)], written[str(path)] = set(ids.ids), values.gather(ids.rows)
+    shared = len(set.intersection(*found.values()))
+    for where, known in found.items():
+        console.print(Text(f"{where}: {shared:,} of {len(known):,} ids are in both tables."))
+    hint = better_format(written, forms, shared)
+    if hint:
+        console.print(Text(hint, style="yellow"))
 
 
 def _finding(values: polars.Series, settings: TableSettings, chosen: bool, label: polars.Series | None) -> Finding:
@@ -80,28 +114,31 @@ def _finding(values: polars.Series, settings: TableSettings, chosen: bool, label
     roles = {settings.label: "the label", settings.id: "the id", **dict.fromkeys(settings.leave_out, "left out")}
     why = "chosen" if chosen else roles.get(name, "not among `columns`")
     try:
-        kind = declared or kind_of(values)
-        plain = _plain(values, kind)
+        reading = reading_of(values, declared, settings.typed)
+        plain = _plain(values, reading)
     except DataError as error:
         return Finding(
             name, str(values.dtype), False, "refused" if chosen else why, _missing(values), 0, "", (str(error),)
         )
-    there = plain.drop_nulls()
+    there, kind = plain.drop_nulls(), reading.kind
     warnings: tuple[str, ...] = ()
     if chosen:
         try:
-            fit_column(values, kind, settings.categories == "embed", declared is not None)
-            warnings = tuple(_warnings(plain, kind, values.dtype, label))
+            fitted = fit_column(values, reading, settings.categories == "embed", declared is not None)
+            unread = unreadable_in(fitted, values)
+            assumed = (reading.doubt, unread.sentence() if unread else "")
+            warnings = (*filter(None, assumed), *_warnings(plain, kind, values.dtype, label))
         except DataError as error:  # training would raise the same error
             chosen, why, warnings = False, "refused", (str(error),)
-    return Finding(name, kind, chosen, why, _missing(plain), there.n_unique(), _example(there, kind), warnings)
+    example = _example(there, kind)
+    return Finding(name, kind, chosen, why, _missing(plain), there.n_unique(), example, warnings, reading.form)
 
 
-def _plain(values: polars.Series, kind: Kind) -> polars.Series:
+def _plain(values: polars.Series, reading: Reading) -> polars.Series:
     """Return a column as strings or as numbers, with nulls for all missing values."""
-    if kind == "category":
+    if reading.kind == "category":
         return as_text(values)
-    return polars.Series(values.name, numbers_of(values, kind)).fill_nan(None)
+    return polars.Series(values.name, numbers_of(values, reading.kind, reading.form)).fill_nan(None)
 
 
 def _missing(values: polars.Series) -> float:

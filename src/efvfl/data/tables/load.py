@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import polars
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from efvfl.config.run_file import DataConfig, OwnData, RunConfig
+from efvfl.data.participation import Participation
+from efvfl.data.tables.drift import ColumnChange, changes, warnings_about
 from efvfl.data.tables.encode import Encoder, TableSettings
+from efvfl.data.tables.id_hints import better_format
 from efvfl.data.tables.ids import Ids, read_ids
 from efvfl.data.tables.labels import Labels
 from efvfl.data.tables.splits import split_of, stratified
-from efvfl.data.tables.table import column, read
+from efvfl.data.tables.table import column, has_types, read
 from efvfl.errors import ConfigError, DataError
 from efvfl.util.rng import derive
 
 SPLITS = ("train", "validation", "test")
+LABELS = "[data]"  # stands for the label holder's table of labels alone, among the names of parties
 
 
 @dataclass(frozen=True)
@@ -31,20 +37,31 @@ class Table:
     found: Ids
     settings: TableSettings
     path: Path
+    row_numbers: NDArray[np.int64]  # of the rows in the file, from 0
+    unlabelled: int = 0  # rows left out because they have no label
 
     @classmethod
-    def open(cls, path: Path, settings: TableSettings, data: DataConfig, texts: Sequence[str] = ()) -> Table:
-        """Return a table and its ids; columns in `texts` and in the settings' `texts` are read as strings."""
+    def open(cls, path: Path, settings: TableSettings, data: DataConfig, encoder: Encoder | None = None) -> Table:
+        """Return a table and its ids; an `encoder` of earlier rows decides how columns are read."""
         if not settings.id:
             raise ConfigError(
                 f"expected the name of the id column of {path.name}, got none: set `id` in its data settings."
             )
-        frame = read(path, tuple(dict.fromkeys((*settings.texts, *texts))))
+        frame = read(
+            path,
+            tuple(dict.fromkeys((*settings.texts, *(encoder.texts if encoder else ())))),
+            raw=[c.name for c in encoder.columns] if encoder else (),
+            missing=encoder.missing if encoder else settings.missing,
+            label=settings.label,
+        )
+        numbers, height = np.arange(frame.height), frame.height
         if settings.label:  # rows without a label are useless for training
             labels = column(frame, settings.label, str(path))
-            frame = frame.filter((labels.fill_nan(None) if labels.dtype.is_float() else labels).is_not_null())
+            there = (labels.fill_nan(None) if labels.dtype.is_float() else labels).is_not_null()
+            frame, numbers = frame.filter(there), numbers[there.to_numpy()]
         ids = read_ids(column(frame, settings.id, str(path)), data.id_format, data.duplicates, str(path))
-        return cls(frame[ids.rows], ids, settings, path)
+        settings = replace(settings, typed=has_types(path))
+        return cls(frame[ids.rows], ids, settings, path, numbers[ids.rows], height - len(numbers))
 
     @property
     def ids(self) -> list[str]:
@@ -68,6 +85,33 @@ class Table:
     def labels(self, ids: Sequence[str]) -> polars.Series:
         """Return the labels of these ids."""
         return column(self.rows(ids), self.settings.label, str(self.path))
+
+    @property
+    def written_ids(self) -> polars.Series:
+        """The ids as they are written in the table, in its order."""
+        return self.frame.get_column(self.settings.id)
+
+    def spelling(self) -> dict[str, str]:
+        """Return the ids as the table writes them, where normalisation has altered them."""
+        return {normal: raw for normal, raw in zip(self.ids, self.written_ids, strict=True) if normal != raw}
+
+    def participation(self, taking_part: int) -> Participation:
+        """Return how many rows are left out, and why, if so many take part."""
+        report = self.found.report
+        unmatched = len(self.ids) - taking_part
+        return Participation(
+            report.total + self.unlabelled, self.unlabelled, report.missing, report.duplicates, unmatched
+        )
+
+    def notices(self, encoder: Encoder, changes: Sequence[ColumnChange]) -> list[str]:
+        """Return what the owner should know: how columns were read, over all rows, and how later rows differ."""
+        found = [cells.text(self.row_numbers) for cells in encoder.unreadable(self.frame)]
+        return [f"{self.path}, {text}" for text in (*encoder.doubts, *found, *warnings_about(changes))]
+
+    def changes(self, ids: Mapping[str, Sequence[str]], encoder: Encoder) -> list[ColumnChange]:
+        """Return how validation and test rows differ from the training rows."""
+        later = [name for split, names in ids.items() if split != "train" for name in names]
+        return changes(encoder, self.rows(later)) if later else []
 
     def encoded(self, ids: Mapping[str, Sequence[str]], encoder: Encoder) -> dict[str, Tensor]:
         """Return the encoded rows of every split."""
@@ -93,13 +137,14 @@ def label_settings(config: RunConfig) -> tuple[str, TableSettings] | None:
     return (here.path, TableSettings.of(here)) if here and here.label else None
 
 
-def shared_ids(tables: Iterable[Sequence[str]]) -> list[str]:
+def shared_ids(tables: Mapping[str, Table], forms: Sequence[str]) -> list[str]:
     """Return the ids that all tables have, ordered by their bytes."""
-    common = set.intersection(*(set(ids) for ids in tables))
+    common = set.intersection(*(set(table.ids) for table in tables.values()))
     if not common:
+        hint = better_format({name: table.written_ids for name, table in tables.items()}, forms, 0)
         raise DataError(
             "the tables have no id in common. Do all id columns refer to the same entities, in the same format? "
-            "data.id_format = ['strip', 'case', 'zeros'] ignores spaces, case and leading zeros."
+            + (hint or "data.id_format = ['strip', 'case', 'zeros'] ignores spaces, case and leading zeros.")
         )
     return sorted(common, key=str.encode)
 
@@ -137,6 +182,9 @@ class Joined:
     ids: dict[str, list[str]]
     encoders: dict[str, Encoder]
     classes: Labels
+    notices: list[str]  # what the owners should know about how their tables were read
+    participation: dict[str, Participation]  # by party, and of a table of labels alone
+    changes: dict[str, list[ColumnChange]]  # by party: validation and test rows beside the training rows
 
 
 def join(config: RunConfig, folder: Path) -> Joined:
@@ -151,15 +199,23 @@ def join(config: RunConfig, folder: Path) -> Joined:
     if where is None:
         raise ConfigError("no participant has labels: set `label` in [data], or in the label holder's data.")
     target = Table.open(folder / where[0], where[1], chosen) if chosen.label else tables[config.label_holder]
-    everyone = [*(table.ids for table in tables.values()), target.ids]
-    ids = shared_ids(everyone) if chosen.align != "none" else _same(everyone)
+    everyone = tables | ({LABELS: target} if chosen.label else {})
+    ids = (
+        shared_ids(everyone, chosen.id_format) if chosen.align != "none" else _same([t.ids for t in everyone.values()])
+    )
     values = target.labels(ids)
     classes = Labels.of(values, config.loss)
     parts = cut_ids(ids, chosen, split_seed(config), classes.encode(values))
     encoders = {name: Encoder.fit(t.rows(parts["train"]), t.settings) for name, t in tables.items()}
     columns = {name: table.encoded(parts, encoders[name]) for name, table in tables.items()}
     labels = {split: classes.encode(target.labels(names)) for split, names in parts.items()}
-    return Joined(columns, labels, parts, encoders, classes)
+    changed = {name: table.changes(parts, encoders[name]) for name, table in tables.items()}
+    notices = [text for name, table in tables.items() for text in table.notices(encoders[name], changed[name])]
+    taking_part = {name: table.participation(len(ids)) for name, table in everyone.items()}
+    if any(counts.unmatched for counts in taking_part.values()):
+        written = {name: table.written_ids for name, table in everyone.items()}
+        notices += filter(None, [better_format(written, chosen.id_format, len(ids))])
+    return Joined(columns, labels, parts, encoders, classes, notices, taking_part, changed)
 
 
 def _same(everyone: Sequence[list[str]]) -> list[str]:
@@ -170,8 +226,6 @@ def _same(everyone: Sequence[list[str]]) -> list[str]:
     return everyone[0]
 
 
-def open_new(own: OwnData, folder: Path, data: DataConfig, encoder: Encoder) -> tuple[list[str], Tensor]:
-    """Return the ids and encoded columns of new rows; they need no label."""
-    settings = replace(TableSettings.of(own), label="")
-    table = Table.open(folder / own.new, settings, data, encoder.texts)
-    return table.ids, torch.from_numpy(encoder.transform(table.frame))
+def open_new(own: OwnData, folder: Path, data: DataConfig, encoder: Encoder) -> Table:
+    """Return the table of new rows, read as the training rows were; they need no label."""
+    return Table.open(folder / own.new, replace(TableSettings.of(own), label=""), data, encoder)

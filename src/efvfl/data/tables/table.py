@@ -13,15 +13,33 @@ from typing import Any
 
 import polars
 
-from efvfl.data.tables.texts import MISSING, as_text, typed
+from efvfl.data.tables.texts import DASHES, MISSING, as_text, typed, without_markers
 from efvfl.errors import DataError, nearest
 
 SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t"}
 SUFFIXES = (*SEPARATORS, ".parquet", ".arrow", ".feather", ".ipc")
 
 
-def read(path: Path, texts: Sequence[str] = ()) -> polars.DataFrame:
-    """Return the table in a file, by its suffix; columns in `texts` are read as strings, so that '007' is not 7."""
+def has_types(path: Path) -> bool:
+    """Whether the file's format stores the type of each column, as a CSV does not."""
+    return not path.name.lower().endswith(tuple(SEPARATORS))
+
+
+def read(
+    path: Path,
+    texts: Sequence[str] = (),
+    *,
+    raw: Sequence[str] = (),
+    missing: Sequence[str] | None = None,
+    label: str = "",
+) -> polars.DataFrame:
+    """Return the table in a file, by its suffix.
+
+    - `texts`: columns to convert to strings, so that '007' is not 7.
+    - `raw`: columns whose types are not guessed, because an encoder knows how they are written.
+    - `missing`: texts that mean a missing value; None: the usual ones, in files without types.
+    - `label`: a column in which a dash has a meaning.
+    """
     suffix = next((s for s in SUFFIXES if path.name.lower().endswith(s)), None)
     if suffix is None:
         raise DataError(f"expected a file name that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, got {path}.")
@@ -29,9 +47,13 @@ def read(path: Path, texts: Sequence[str] = ()) -> polars.DataFrame:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}.") from error
-    frame = _read_csv(path, data, suffix, texts) if suffix in SEPARATORS else _read_binary(path, data, suffix)
+    frame = _read_csv(path, data, suffix) if suffix in SEPARATORS else _read_binary(path, data, suffix)
     if not frame.height or not frame.width:
         raise DataError(f"expected a table with rows in {path}, got {frame.height:,} rows and {frame.width:,} columns.")
+    markers = missing if missing is not None else MISSING if suffix in SEPARATORS else ()
+    frame = _without_markers(frame, markers, label if missing is None else "")
+    if suffix in SEPARATORS:
+        frame = frame.with_columns(typed(c) for c in frame.get_columns() if c.name not in (*texts, *raw))
     return frame.with_columns(as_text(column(frame, name, str(path))) for name in texts)
 
 
@@ -50,7 +72,7 @@ def as_frame(source: object) -> polars.DataFrame:
     table: Any = source
     try:
         if library == "pandas" and type(source).__name__ == "DataFrame":
-            return polars.from_pandas(table)
+            return polars.from_pandas(_in_one_type(table))
         if library == "pyarrow" and type(source).__name__ in ("Table", "RecordBatch"):
             frame = polars.from_arrow(table)
             assert isinstance(frame, polars.DataFrame)  # only a single array becomes a series
@@ -64,17 +86,30 @@ def as_frame(source: object) -> polars.DataFrame:
     raise DataError(f"expected a DataFrame of polars or pandas or a Table of pyarrow, got a {type(source).__name__}.")
 
 
-def _read_csv(path: Path, data: bytes, suffix: str, texts: Sequence[str]) -> polars.DataFrame:
+def _in_one_type(table: Any) -> Any:
+    """Return a DataFrame of pandas with text in columns that mix it with numbers: a few words among numbers do that."""
+    mixed = {}
+    for name, values in table.items():
+        if values.dtype == object and {str} < set(map(type, values.dropna())) <= {str, int, float}:
+            mixed[name] = values.map(str, na_action="ignore")
+    return table.assign(**mixed) if mixed else table
+
+
+def _without_markers(frame: polars.DataFrame, markers: Sequence[str], label: str) -> polars.DataFrame:
+    strings = [values for values in frame.get_columns() if values.dtype == polars.String]
+    return frame.with_columns(
+        without_markers(values, [m for m in markers if values.name != label or m not in DASHES]) for values in strings
+    )
+
+
+def _read_csv(path: Path, data: bytes, suffix: str) -> polars.DataFrame:
     text = _decode(path, _unpack(path, data) if suffix.endswith(".gz") else data)
     _check_rows(path, text, SEPARATORS[suffix])
     try:
         # polars can infer the types, but it is ten times slower for dates.
-        frame = polars.read_csv(
-            text.encode(), separator=SEPARATORS[suffix], null_values=list(MISSING), infer_schema=False
-        )
+        return polars.read_csv(text.encode(), separator=SEPARATORS[suffix], null_values=[""], infer_schema=False)
     except polars.exceptions.PolarsError as error:
         raise DataError(f"cannot read {path}: {error}") from error
-    return frame.with_columns(typed(values) for values in frame.get_columns() if values.name not in texts)
 
 
 def _unpack(path: Path, data: bytes) -> bytes:

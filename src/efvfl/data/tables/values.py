@@ -8,7 +8,8 @@ import numpy as np
 import polars
 from numpy.typing import NDArray
 
-from efvfl.data.tables.texts import as_floats, as_moments, as_text, stripped
+from efvfl.data.tables import forms
+from efvfl.data.tables.texts import as_times, cells
 from efvfl.errors import DataError
 
 Kind = Literal["number", "boolean", "date", "time", "category"]
@@ -16,6 +17,13 @@ TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 LARGEST = 1e100  # larger numbers count as missing, so that squares do not overflow
 MICROSECONDS = 86_400_000_000  # per day
 TEXTS = (polars.String, polars.Categorical, polars.Enum, polars.Null)
+WRITTEN = {
+    "number": "numbers",
+    "boolean": "true or false",
+    "date": "dates, all written as 2024-01-31 or all in another common format",
+    "time": "times of day",
+}
+ANOTHER = 10  # so many values of which none can be read belong to another column
 
 
 def kind_of(values: polars.Series) -> Kind:
@@ -36,71 +44,87 @@ def kind_of(values: polars.Series) -> Kind:
     )
 
 
-def numbers_of(values: polars.Series, kind: Kind) -> NDArray[np.float64]:
-    """Return one number per row, NaN if missing: booleans as 0 and 1, dates as days since 1970."""
-    values = _of_any_kind(values)
-    if kind == "boolean":
-        found = _booleans(values).cast(polars.Float64)
-    elif kind == "date":
-        found = moments(values).dt.epoch("us").cast(polars.Float64) / MICROSECONDS
-    elif kind == "time":
-        found = _times(values).cast(polars.Int64).cast(polars.Float64) / (1000 * MICROSECONDS)
-    else:
-        found = _floats(values)
-    numbers = found.to_numpy().astype(np.float64)
+def numbers_of(values: polars.Series, kind: Kind, form: str = "") -> NDArray[np.float64]:
+    """Return one number per row, NaN if missing or not readable: booleans as 0 and 1, dates as days since 1970."""
+    found = _read(values, kind, form)
+    if found.dtype == polars.Datetime:
+        found = found.dt.epoch("us").cast(polars.Float64) / MICROSECONDS
+    elif found.dtype == polars.Time:
+        found = found.cast(polars.Int64).cast(polars.Float64) / (1000 * MICROSECONDS)
+    numbers = found.cast(polars.Float64).to_numpy().astype(np.float64)
     numbers[~(np.abs(numbers) <= LARGEST)] = np.nan
     return numbers
 
 
-def moments(values: polars.Series) -> polars.Series:
-    """Return datetimes in UTC, from dates, datetimes, or strings and numbers such as 20240131."""
+def moments(values: polars.Series, form: str = "") -> polars.Series:
+    """Return datetimes in UTC, from dates, datetimes, or strings and numbers such as 20240131; null if not readable."""
+    return _read(values, "date", form)
+
+
+def unreadable(values: polars.Series, kind: Kind, form: str = "") -> NDArray[np.int64]:
+    """Return the places of values that are there but cannot be read as this kind."""
+    if kind == "category" or not _is_written(values, kind):
+        return np.empty(0, dtype=np.int64)
+    return (cells(values).is_not_null() & _parse(values, kind, form).is_null()).arg_true().to_numpy().astype(np.int64)
+
+
+def check_readable(values: polars.Series, kind: Kind, form: str, share: float) -> None:
+    """Raise an error if more than a share of the values that are there cannot be read as this kind."""
+    wrong = unreadable(values, kind, form)
+    if len(wrong) and len(wrong) > share * cells(values).count():
+        raise _unexpected(values, values.gather(wrong), WRITTEN[kind])
+
+
+def _read(values: polars.Series, kind: Kind, form: str) -> polars.Series:
+    """Return a column as numbers, booleans, datetimes or times; refuse one that is another column."""
+    found = _parse(values, kind, form)
+    if len(found) >= ANOTHER and not found.count() and _is_written(values, kind):
+        there = cells(values).drop_nulls()
+        if len(there) >= ANOTHER:
+            raise _unexpected(values, there, WRITTEN[kind])
+    return found
+
+
+def _is_written(values: polars.Series, kind: Kind) -> bool:
+    """Whether values of this kind would have to be read from text."""
+    stored = values.dtype
+    if kind == "date":
+        return stored in TEXTS or stored.is_integer() or stored.is_float()
+    return stored in TEXTS or (kind == "boolean" and stored != polars.Boolean)
+
+
+def _parse(values: polars.Series, kind: Kind, form: str) -> polars.Series:
     values = _of_any_kind(values)
-    if values.dtype.is_integer() or values.dtype.is_float() or values.dtype in TEXTS:
-        text = stripped(as_text(values))
-        found = as_moments(text)
-        if found is None:
-            raise _unexpected(values, text, "dates, all written as 2024-01-31 or all in another common format")
-        values = found
-    if isinstance(values.dtype, polars.Datetime) and values.dtype.time_zone:
-        values = values.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
-    if values.dtype in (polars.Date, polars.Datetime):
+    if _is_written(values, kind):
+        return _from_text(cells(values), kind, form)
+    stored = values.dtype
+    if kind == "number" and stored == polars.Duration:
+        return values.cast(polars.Duration("us")).cast(polars.Int64).cast(polars.Float64) / MICROSECONDS
+    if kind == "number" and (stored.is_numeric() or stored == polars.Boolean):
+        return values.cast(polars.Float64)
+    if kind == "boolean" or (kind == "time" and stored == polars.Time):
+        return values
+    if kind == "date" and stored in (polars.Date, polars.Datetime):
+        if isinstance(stored, polars.Datetime) and stored.time_zone:
+            values = values.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
         return values.cast(polars.Datetime("us"))
-    raise _unexpected(values, values, "dates")
+    raise _unexpected(values, values, WRITTEN[kind].partition(",")[0])
+
+
+def _from_text(text: polars.Series, kind: Kind, form: str) -> polars.Series:
+    if kind == "number":
+        return forms.numbers(text, form)
+    if kind == "date":
+        return forms.dates(text, form)
+    if kind == "time":
+        return as_times(text)
+    small = text.str.to_lowercase()
+    return small.is_in(TRUE).set(~(small.is_in(TRUE) | small.is_in(FALSE)), None)
 
 
 def _of_any_kind(values: polars.Series) -> polars.Series:
     """Return a column without any value as nulls, which can become any kind: its dtype means nothing."""
     return values.cast(polars.Null) if values.null_count() == len(values) else values
-
-
-def _floats(values: polars.Series) -> polars.Series:
-    if values.dtype == polars.Duration:
-        return values.cast(polars.Duration("us")).cast(polars.Int64).cast(polars.Float64) / MICROSECONDS
-    if values.dtype in TEXTS:
-        text = stripped(as_text(values))
-        found = as_floats(text)
-        if found is None:
-            raise _unexpected(values, text.filter(text.cast(polars.Float64, strict=False).is_null()), "numbers")
-        return found
-    if values.dtype.is_numeric() or values.dtype == polars.Boolean:
-        return values.cast(polars.Float64)
-    raise _unexpected(values, values, "numbers")
-
-
-def _booleans(values: polars.Series) -> polars.Series:
-    if values.dtype == polars.Boolean:
-        return values
-    text = stripped(as_text(values)).str.to_lowercase()
-    known = text.is_in(TRUE) | text.is_in(FALSE)
-    if not known.all():  # missing values are ignored
-        raise _unexpected(values, text.filter(~known), "true or false")
-    return text.is_in(TRUE)
-
-
-def _times(values: polars.Series) -> polars.Series:
-    if values.dtype == polars.Time or not values.count():
-        return values.cast(polars.Time)
-    raise _unexpected(values, values, "times of day")
 
 
 def _unexpected(values: polars.Series, wrong: polars.Series, expected: str) -> DataError:

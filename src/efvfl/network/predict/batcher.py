@@ -4,8 +4,8 @@ Cached rows need no party and are predicted in the thread that asks. Other reque
 have gathered there while the parties were busy become one question.
 
 A row counts towards a party's limit also if the party does not hold it. So ids that may not exist are asked for first,
-few at a time, and a request is given up at the first that does not. The answer then has no rows, though all that were
-asked for have counted: those that the party holds are remembered, and not asked for beside an unsure one again.
+few at a time, and once one does not, no more than were paid for in advance. An answer that lacks one has no rows,
+though all that were asked for have counted: those that the party holds are remembered, and asked for after unsure ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -27,8 +27,9 @@ import torch
 from efvfl.core.fusion import predict_alone
 from efvfl.errors import Interrupted
 from efvfl.network.links.frame import Frame, FrameKind
+from efvfl.network.predict.batch_request import GUESSES, BatchRequest, decline_all
 from efvfl.network.predict.cache import IdMemory, MeanRepresentations, RepresentationCache, Rows
-from efvfl.network.predict.prediction import Declined, Prediction, prediction_columns
+from efvfl.network.predict.prediction import Declined, Prediction, RowStatus, prediction_columns
 from efvfl.network.predict.prefetch import Prefetch, Span, first_part
 from efvfl.network.training.questions import CHUNK, lacking, question, read_answer
 from efvfl.network.training.server_process import ServerProcess
@@ -36,7 +37,6 @@ from efvfl.network.training.server_process import ServerProcess
 log = logging.getLogger("efvfl")
 
 QUEUE_SIZE = 64  # requests that may wait for parties
-GUESSES = 256  # ids that may not exist, of one request, that parties are asked for at first; doubled every time
 HELD = 1_000_000  # ids of each party that it is known to hold
 REST = 60  # seconds in which a party that refused is not asked
 
@@ -57,20 +57,6 @@ class ServiceSettings:
     unknown: int = 1_000  # ids an hour that some party does not hold, of one client; 0: no limit
 
 
-@dataclass
-class _Request:
-    ids: list[str]
-    deadline: float
-    future: Future[Prediction] = field(default_factory=Future)
-    guesses: int = GUESSES  # how many ids that may not exist are asked for next
-
-
-def _decline(batch: list[_Request]) -> None:
-    for request in batch:
-        if not request.future.done():
-            request.future.set_exception(Declined(503, "the service is stopping. Try again when it is back."))
-
-
 class PredictionBatcher:
     """Predicts rows by id, from cached representations and from what parties answer."""
 
@@ -86,7 +72,7 @@ class PredictionBatcher:
         self.means = MeanRepresentations(process.folder / "means.safetensors", self.fusion, self.requests.number)
         self.error: Exception | None = None  # what ended the thread
         self._ended = threading.Event()
-        self._queue: queue.Queue[_Request] = queue.Queue(QUEUE_SIZE)
+        self._queue: queue.Queue[BatchRequest] = queue.Queue(QUEUE_SIZE)
         data = process.data
         self._trained = {i for ids in data.trained_ids.values() for i in ids}  # all parties hold these
         self._own = {i for ids in data.ids.values() for i in ids} if process.local else None  # of the party here
@@ -107,11 +93,11 @@ class PredictionBatcher:
             if len(known) < len(ids):
                 return None
             parts.append(rows)
-        return self._predict(ids, parts, [[] for _ in ids])
+        return self._predict(ids, [RowStatus()] * len(ids), parts, [[] for _ in ids])
 
     def submit(self, ids: list[str]) -> Future[Prediction]:
         """Return a future of the prediction of rows; it raises Declined if there is none."""
-        request = _Request(ids, time.monotonic() + self.settings.timeout)
+        request = BatchRequest(ids, time.monotonic() + self.settings.timeout)
         try:
             self._queue.put_nowait(request)
         except queue.Full as error:
@@ -154,7 +140,7 @@ class PredictionBatcher:
                     try:
                         self._answer(batch)
                     finally:
-                        _decline(batch)  # those that an error left without an answer
+                        decline_all(batch)  # those that an error left without an answer
                 else:
                     self._prefetch()
         except Interrupted:
@@ -164,9 +150,9 @@ class PredictionBatcher:
         self._ended.set()
         self._decline_all()
 
-    def _take(self) -> list[_Request]:
+    def _take(self) -> list[BatchRequest]:
         """Return the requests that have gathered, up to about one question."""
-        batch: list[_Request] = []
+        batch: list[BatchRequest] = []
         with contextlib.suppress(queue.Empty):
             while sum(len(request.ids) for request in batch) < CHUNK:
                 request = self._queue.get_nowait()
@@ -176,7 +162,7 @@ class PredictionBatcher:
 
     def _decline_all(self) -> None:
         while batch := self._take():
-            _decline(batch)
+            decline_all(batch)
 
     def _connected(self, name: str) -> bool:
         return name in self.requests.connections or name not in self.requests.names
@@ -206,7 +192,7 @@ class PredictionBatcher:
         """Whether there is a point in asking a party, or in waiting for it."""
         return not self._replaceable(name) and not self._refuses(name)
 
-    def _answer(self, batch: list[_Request]) -> None:
+    def _answer(self, batch: list[BatchRequest]) -> None:
         ids = list(dict.fromkeys(i for request in batch for i in request.ids))
         unknown: Unknown = {}
         for name, remembered in self._unknown.items():
@@ -220,7 +206,7 @@ class PredictionBatcher:
 
         def done() -> bool:
             for request in batch:
-                if time.monotonic() > request.deadline or self._hopeless(request, found):
+                if time.monotonic() > request.deadline or self._hopeless(request, found, unknown):
                     self._resolve(request, found, unknown)
             return all(request.future.done() for request in batch)
 
@@ -229,28 +215,29 @@ class PredictionBatcher:
         for request in batch:
             self._resolve(request, found, unknown)
 
-    def _hopeless(self, request: _Request, found: Representations) -> bool:
+    def _hopeless(self, request: BatchRequest, found: Representations, unknown: Unknown) -> bool:
         """Whether a party refuses to answer without which there is no prediction."""
         needed = (name for name in self.widths if self._refuses(name) and not self._replaceable(name))
-        return any(i not in found[name] for name in needed for i in request.ids)
+        wanted = request.wanted(set().union(*unknown.values()))
+        return any(i not in found[name] for name in needed for i in wanted)
 
-    def _to_ask(self, batch: list[_Request], found: Representations, unknown: Unknown) -> dict[str, list[str]]:
+    def _to_ask(self, batch: list[BatchRequest], found: Representations, unknown: Unknown) -> dict[str, list[str]]:
         """Return the ids to ask every party for: those that may not exist come before all others."""
         held = {name: rows for name, rows in found.items() if self._askable(name)}
         gone = set().union(*unknown.values())
-        live = [request for request in batch if not request.future.done() and gone.isdisjoint(request.ids)]
+        in_vain = set().union(*(ids for name, ids in unknown.items() if name not in self.process.local))
+        live = [request for request in batch if not request.future.done()]
         guesses: list[str] = []
-        wanted = {i for request in live for i in request.ids}
+        wanted = {i for request in live for i in request.wanted(gone)}
         known = {
             name: self._held[name].among(wanted, self.requests.connections.get(name)).union(rows)
             for name, rows in held.items()
         }
         for request in live:
-            may_not_exist = (i for i in dict.fromkeys(request.ids) if i not in self._trained)
-            open_ = [i for i in may_not_exist if any(i not in has for has in known.values())][: request.guesses]
-            request.guesses *= 2 if open_ else 1
-            guesses += open_
-        ids = list(dict.fromkeys(guesses or (i for request in live for i in request.ids)))
+            may_not_exist = (i for i in request.wanted(gone) if i not in self._trained)
+            unsure = [i for i in may_not_exist if any(i not in has for has in known.values())]
+            guesses += request.take_guesses(unsure, in_vain)
+        ids = list(dict.fromkeys(guesses or (i for request in live for i in request.wanted(gone))))
         asked = {name: first_part([i for i in ids if i not in rows]) for name, rows in held.items()}
         return {name: part for name, part in asked.items() if part}
 
@@ -277,40 +264,41 @@ class PredictionBatcher:
         questions = {name: question({"ids": ids}) for name, ids in asked.items()}
         self.requests.ask(questions, check, lambda: done() or all(n in answered or not self._askable(n) for n in asked))
 
-    def _resolve(self, request: _Request, found: Representations, unknown: Unknown) -> None:
+    def _resolve(self, request: BatchRequest, found: Representations, unknown: Unknown) -> None:
         """Complete a request with a prediction, or with the reason why there is none."""
         if request.future.done():
             return
-        unheld = [i for i in dict.fromkeys(request.ids) if any(i in ids for ids in unknown.values())]
-        absent = [name for name, rows in found.items() if any(i not in rows for i in request.ids)]
+        statuses = request.statuses(unknown)
+        wanted = [i for i, status in zip(request.ids, statuses, strict=True) if status.word == "ok"]
+        absent = [name for name, rows in found.items() if any(i not in rows for i in wanted)]
         missing = [name for name in absent if name not in self._fallbacks()]
-        if not missing and any(all(i not in rows for rows in found.values()) for i in request.ids):
+        if not missing and any(all(i not in rows for rows in found.values()) for i in wanted):
             missing = absent  # a row that no party holds is not predicted from means alone
-        if unheld:
+        if not wanted:
+            unheld = [i for i in dict.fromkeys(request.ids) if any(i in ids for ids in unknown.values())]
             names = [name for name, ids in unknown.items() if ids.intersection(unheld)]
             text = f"{len(unheld):,} ids are not held by {', '.join(names)}: all parties must hold a row."
-            request.future.set_exception(Declined(404, text, unknown=unheld))
+            request.decline(Declined(404, text, unknown=unheld))
         elif refusing := [name for name in missing if self._refuses(name)]:
             text = (
                 f"{', '.join(refusing)} refused to answer: a limit of its own may be reached. Its operator knows why."
             )
-            request.future.set_exception(Declined(503, text, retry=REST, missing=missing))
+            request.decline(Declined(503, text, retry=REST, missing=missing))
         elif missing:
             text = f"{', '.join(missing)} did not answer in time. Try again when all parties are here."
-            request.future.set_exception(Declined(503, text, missing=missing))
+            request.decline(Declined(503, text, missing=missing))
         else:
             means = self._fallbacks()
-            parts = [
-                np.stack([rows[i] if i in rows else means[name] for i in request.ids]) for name, rows in found.items()
-            ]
-            fallback = [[name for name in absent if i not in found[name]] for i in request.ids]
-            request.future.set_result(self._predict(request.ids, parts, fallback))
+            parts = [np.stack([rows[i] if i in rows else means[name] for i in wanted]) for name, rows in found.items()]
+            fallback = [[name for name in absent if i not in found[name]] for i in wanted]
+            request.future.set_result(self._predict(request.ids, statuses, parts, fallback))
 
-    def _predict(self, ids: list[str], parts: list[Rows], fallback: list[list[str]]) -> Prediction:
+    def _predict(
+        self, ids: list[str], statuses: list[RowStatus], parts: list[Rows], fallback: list[list[str]]
+    ) -> Prediction:
         output = predict_alone(self.fusion, [torch.from_numpy(part) for part in parts])
-        return Prediction(
-            ids, prediction_columns(output, self.process.config.loss, self.process.data.class_names), fallback
-        )
+        columns = prediction_columns(output, self.process.config.loss, self.process.data.class_names)
+        return Prediction(ids, statuses, columns, fallback)
 
     def _to_prefetch(self) -> dict[str, Span]:
         return self.prefetch.next([name for name in self.widths if self._connected(name) and not self._refuses(name)])

@@ -70,7 +70,9 @@ class PredictionApp:
             ids = read_ids(await _body(request, self.batcher.settings.timeout))
             line = replace(line, ids=tuple(ids))
             self.quota.spend(client, len(ids))
-            response = Response(await self._predict(client, ids), media_type="application/json")
+            prediction = await self._predict(client, ids)
+            line = replace(line, unknown=prediction.unknown)
+            response = Response(await asyncio.to_thread(prediction.to_json), media_type="application/json")
         except Declined as error:
             line = replace(line, status=error.status, unknown=len(error.more.get("unknown", ())))
             response = _decline(error)
@@ -80,20 +82,21 @@ class PredictionApp:
         self.request_log.record(line)
         return response
 
-    async def _predict(self, client: str, asked: list[str]) -> bytes:
+    async def _predict(self, client: str, asked: list[str]) -> Prediction:
         ids = self.batcher.process.in_one_form(asked)
         prediction = await asyncio.to_thread(self.batcher.predict_cached, ids)
         if prediction is None:
             prediction = await self._fetch(client, ids)
-        prediction = replace(prediction, ids=asked)  # spelt as in the request
-        return await asyncio.to_thread(prediction.to_json)
+        return replace(prediction, ids=asked)  # spelt as in the request
 
     async def _fetch(self, client: str, ids: list[str]) -> Prediction:
         """Have rows predicted that are not cached; what may not exist is paid for before any party is asked."""
         guesses, unknown = self.batcher.guesses(ids), 0
         self.quota.reserve(client, guesses)
         try:
-            return await asyncio.wrap_future(self.batcher.submit(ids))
+            prediction = await asyncio.wrap_future(self.batcher.submit(ids))
+            unknown = prediction.unknown
+            return prediction
         except Declined as error:
             unknown = len(error.more.get("unknown", ()))
             raise

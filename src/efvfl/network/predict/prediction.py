@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -26,20 +26,39 @@ class Declined(EfvflError):
 
 
 @dataclass(frozen=True)
+class RowStatus:
+    """What became of one row of a request."""
+
+    word: Literal["ok", "unknown", "not asked"] = "ok"
+    parties: tuple[str, ...] = ()  # that do not hold the row
+
+    def table(self) -> dict[str, Any]:
+        """Return the fields of the row in a response."""
+        return {"status": self.word} | ({"parties": list(self.parties)} if self.parties else {})
+
+
+@dataclass(frozen=True)
 class Prediction:
     """The predictions of some rows."""
 
     ids: list[str]
-    columns: dict[str, list[Any]]
-    fallback: list[list[str]]  # for every row, the parties whose mean was used
+    statuses: list[RowStatus]  # of every row
+    columns: dict[str, list[Any]]  # for the rows that are ok, in order
+    fallback: list[list[str]]  # for these rows, the parties whose mean was used
+
+    @property
+    def unknown(self) -> int:
+        """The number of different ids that some party does not hold."""
+        return len({i for i, status in zip(self.ids, self.statuses, strict=True) if status.word == "unknown"})
 
     def to_json(self) -> bytes:
         """Return the body of a response."""
-        rows: list[dict[str, Any]] = [{"id": i} for i in self.ids]
+        rows = [{"id": i, **status.table()} for i, status in zip(self.ids, self.statuses, strict=True)]
+        predicted = [row for row in rows if row["status"] == "ok"]
         for name, values in self.columns.items():
-            for row, value in zip(rows, values, strict=True):
+            for row, value in zip(predicted, values, strict=True):
                 row[name] = value
-        for row, names in zip(rows, self.fallback, strict=True):
+        for row, names in zip(predicted, self.fallback, strict=True):
             row |= {"fallback": names} if names else {}
         return json.dumps({"predictions": rows}, allow_nan=False).encode()
 

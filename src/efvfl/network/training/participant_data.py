@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from efvfl.config.run_file import RunConfig
 from efvfl.data.base import cut_rows
 from efvfl.data.npz import classes_of, own_columns, read
+from efvfl.data.participation import LATER, Participation
+from efvfl.data.tables import drift
 from efvfl.data.tables.encode import Encoder, TableSettings
 from efvfl.data.tables.labels import Labels
-from efvfl.data.tables.load import Table, cut_ids, label_settings, open_new
+from efvfl.data.tables.load import LABELS, Table, cut_ids, label_settings, open_new
 from efvfl.errors import ConfigError, DataError, nearest
 from efvfl.network.align.aligned_rows import SPLITS, Aligned
 from efvfl.network.training.autosave import CHECKPOINT
 from efvfl.runs.build import has_tables, load_data
+from efvfl.runs.run_folder import save_columns
 from efvfl.util import checkpoint
 from efvfl.util.files import write_atomically
+
+log = logging.getLogger("efvfl")
 
 ENCODER = "encoder.json"  # in a participant's folder
 
@@ -35,6 +42,8 @@ class ParticipantData:
     classes: int  # how many there are; 1 for targets that are not classes, 0 where nothing is known of them
     encoder: Encoder | None = None  # tables: how the columns became numbers
     class_names: tuple[str, ...] = ()  # where labels were texts
+    participation: dict[str, Participation] = field(default_factory=dict)  # of the rows of this participant's tables
+    spelling: dict[str, str] = field(default_factory=dict)  # at the server: ids as its table writes them, if otherwise
 
     @property
     def trained_ids(self) -> dict[str, list[str]]:
@@ -135,18 +144,46 @@ def _from_tables(config: RunConfig, folder: Path, name: str, home: Path | None) 
     own = config.of(party).data
     if party and own is None:
         raise ConfigError(f"party {party!r} has no table in this file: its [[party]] needs data = {{ path, id }}.")
-    table = Table.open(folder / own.path, TableSettings.of(own), config.data) if own else None
+    saved = _saved_encoder(home) if own else None
+    table = Table.open(folder / own.path, TableSettings.of(own), config.data, saved) if own else None
     target = _label_table(config, folder, name, table)
     parts = _ids_by_split(config, [t for t in (table, target) if t], home)
+    taking_part = _participation(parts, {party: table, LABELS: target if config.data.label else None})
     names, (labels, classes) = [p.name for p in config.party], _labels(config, target, parts)
+    spelling = target.spelling() if target and not name else {}
     count = (len(classes.names) or classes_of(labels["train"])) if labels else 0
     if own is None or table is None:
-        return ParticipantData(names, {}, labels, parts, count, class_names=classes.names)
-    encoder = _encoder(table, parts["train"], home)
+        return ParticipantData(names, {}, labels, parts, count, None, classes.names, taking_part, spelling)
+    encoder = _encoder(table, parts["train"], home, saved)
     columns = table.encoded(parts, encoder)
+    compared = {LATER: table.changes(parts, encoder)}
+    _say(table.notices(encoder, compared[LATER]))
     if own.new:
-        parts["new"], columns["new"] = open_new(own, folder, config.data, encoder)
-    return ParticipantData(names, columns, labels, parts, count, encoder, classes.names)
+        new = open_new(own, folder, config.data, encoder)
+        parts["new"], columns["new"] = new.ids, torch.from_numpy(encoder.transform(new.frame))
+        compared["new"] = drift.changes(encoder, new.frame)
+        _say(new.notices(encoder, compared["new"]))
+    if home:
+        save_columns(home, {party: drift.as_table(compared)})
+    return ParticipantData(names, columns, labels, parts, count, encoder, classes.names, taking_part, spelling)
+
+
+def _participation(parts: dict[str, list[str]], tables: dict[str, Table | None]) -> dict[str, Participation]:
+    """Return how many rows of this participant's tables take part, and say so."""
+    shared = sum(map(len, parts.values()))
+    splits = ", ".join(f"{len(ids):,} {split}" for split, ids in parts.items())
+    found = {}
+    for name, table in tables.items():
+        if table:
+            found[name] = table.participation(shared)
+            log.info("%s: %s Splits: %s.", table.path, found[name].text(), splits)
+    return found
+
+
+def _say(notices: Sequence[str]) -> None:
+    """Tell the owner of a table, and nobody else."""
+    for text in notices:
+        log.warning("%s", text)
 
 
 def _label_table(config: RunConfig, folder: Path, name: str, own: Table | None) -> Table | None:
@@ -201,14 +238,20 @@ def _read_encoder(path: Path) -> Encoder:
         ) from error
 
 
-def _encoder(table: Table, train: list[str], home: Path | None) -> Encoder:
-    """Return the encoder that training began with, or learn it now."""
+def _saved_encoder(home: Path | None) -> Encoder | None:
+    """Return the encoder that training began with; None if it has not begun."""
     path = home / ENCODER if home else None
     if home and path and checkpoint.exists(home / CHECKPOINT) and path.exists():
-        found = _read_encoder(path)
-        _check_chosen([column.name for column in found.columns], table.settings.chosen(table.rows(train)), home)
-        return found
+        return _read_encoder(path)
+    return None
+
+
+def _encoder(table: Table, train: list[str], home: Path | None, saved: Encoder | None) -> Encoder:
+    """Return the encoder that training began with, or learn it now."""
+    if home and saved:
+        _check_chosen([column.name for column in saved.columns], table.settings.chosen(table.rows(train)), home)
+        return saved
     encoder = Encoder.fit(table.rows(train), table.settings)
-    if path:
-        write_atomically(path, encoder.to_json().encode())
+    if home:
+        write_atomically(home / ENCODER, encoder.to_json().encode())
     return encoder

@@ -10,6 +10,7 @@ so. Rows that were added later are given by id alone: whoever asks must know of 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,8 @@ from efvfl.core.party import Party
 from efvfl.errors import DataError, ProtocolError, printable
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.wire.packet import Packet
+
+log = logging.getLogger("efvfl")
 
 MAX_QUESTION = 4 << 20  # bytes
 
@@ -57,6 +60,8 @@ class QuestionHandler:
             # would otherwise make a question about 16,383 guesses cost less the more of them are right.
             ids = table.get("ids", ())
             places = [place for place, i in enumerate(ids) if i not in self.places]
+            if places:  # its own operator may know why: an old table, or a wrong id at whoever asks
+                log.warning("%d of %d ids that were asked for are not held here", len(places), len(ids))
             return len(ids) or 1, b"\x01" + str(error).encode() + b"\x00" + json.dumps(places).encode()
         # Who asks by id asks for predictions: those of a row must not depend on what else is asked for.
         h = self.party.model.represent(rows, alone="ids" in table)

@@ -6,9 +6,9 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from efvfl.network.links.requests import Requests
 from efvfl.network.training.autosave import CHECKPOINT, CheckpointPolicy, load_own, save_own
 from efvfl.network.training.build import build_party, build_server, make_plan
 from efvfl.network.training.participant_data import ParticipantData
-from efvfl.network.training.questions import CHUNK, QuestionHandler, question, read_answer
+from efvfl.network.training.questions import CHUNK, QuestionHandler, lacking, question, read_answer
 from efvfl.network.workers.worker_group import WorkerGroup, workers_of
 from efvfl.runs.build import has_tables
 from efvfl.runs.run_folder import Outputs, save_outputs, save_records, save_settings
@@ -64,6 +64,13 @@ class OwnParty:
     def answer(self, question: bytes) -> bytes:
         """Return the answer to a question."""
         return self.represent(question)[1]
+
+
+class HeldRows(NamedTuple):
+    """The network's output on the rows that all parties hold."""
+
+    output: Tensor  # of these rows, in order
+    lacking: dict[str, list[str]]  # the other ids, and the parties that do not hold them
 
 
 class ServerProcess:
@@ -113,6 +120,11 @@ class ServerProcess:
     def path(self) -> Path:
         """Where the server saves itself."""
         return self.folder / CHECKPOINT
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The widths of the parties' representations."""
+        return dict(zip(self.data.names, self.plan.widths, strict=True))
 
     @property
     def workers(self) -> WorkerGroup | None:
@@ -270,9 +282,8 @@ class ServerProcess:
         """Write what a report of the whole run is made from."""
         if outputs:
             save_outputs(self.folder, outputs)
-        widths = dict(zip(self.data.names, self.plan.widths, strict=True))
         rows = {split: len(ids) for split, ids in self.data.trained_ids.items()}
-        save_settings(self.folder, self.config, widths, rows, self.server.block.size())
+        save_settings(self.folder, self.config, self.widths, rows, self.server.block.size(), self.data.participation)
 
     def finish(self) -> set[str]:
         """Tell the parties that all is done; return those that could not be told. They may join later."""
@@ -290,30 +301,60 @@ class ServerProcess:
         """Return the network's output on the rows of a split, computed in batches as evaluation in one process does."""
         rows = len(self.data.ids[split])
         spans = [(start, min(start + CHUNK, rows)) for start in range(0, rows, CHUNK)]
-        return torch.cat([self._output({"split": split, "start": a, "stop": b}, b - a) for a, b in spans])
+        return torch.cat([self._output(split, a, b) for a, b in spans])
 
-    def predict(self, ids: list[str]) -> Tensor:
-        """Return the network's output on the rows of these ids, in their order; each is computed alone."""
-        parts = [ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK)]
-        return torch.cat([self._output({"ids": part}, len(part)) for part in parts])
+    def predict(self, ids: list[str]) -> HeldRows:
+        """Predict the rows of these ids that all parties hold, in their order; each is computed alone."""
+        parts = [self._predict_part(ids[start : start + CHUNK]) for start in range(0, len(ids), CHUNK)]
+        lacking = {i: names for part in parts for i, names in part.lacking.items()}
+        return HeldRows(torch.cat([part.output for part in parts if len(part.output)] or [torch.empty(0)]), lacking)
 
-    def _output(self, table: dict[str, Any], rows: int) -> Tensor:
-        asked, widths = question(table), dict(zip(self.data.names, self.plan.widths, strict=True))
+    def _predict_part(self, ids: list[str]) -> HeldRows:
+        """Predict at most as many rows as one question has; who lacks some is asked for the others again."""
+        answers = self._ask(dict.fromkeys(self.widths, ids))
+        lacks = {name: {ids[place] for place in lacking(name, answers[name], len(ids))} for name in answers}
+        gone = {i: [name for name, those in lacks.items() if i in those] for i in set().union(*lacks.values())}
+        held = [i for i in ids if i not in gone]
+        if not held:
+            return HeldRows(torch.empty(0), gone)
+        again = self._ask({name: held for name, those in lacks.items() if those}) if gone else {}
+        places = [place for place, i in enumerate(ids) if i not in gone]
+        parts = []
+        for name, width in self.widths.items():
+            if name in again:
+                parts.append(read_answer(name, again[name], len(held), width))
+            else:
+                parts.append(read_answer(name, answers[name], len(ids), width)[places])
+        return HeldRows(predict_alone(self.server.fusion, parts), gone)
+
+    def _ask(self, ids: dict[str, list[str]]) -> dict[str, bytes]:
+        """Return the answers of parties to questions about ids: rows, or which they lack."""
+
+        def check(name: str, answer: bytes) -> None:
+            if not lacking(name, answer, len(ids[name])):
+                read_answer(name, answer, len(ids[name]), self.widths[name])
+
+        return self._answers({name: question({"ids": of}) for name, of in ids.items()}, check)
+
+    def _output(self, split: str, start: int, stop: int) -> Tensor:
+        """Return the output on rows by their places, which all parties hold."""
 
         def check(name: str, answer: bytes) -> None:
             try:
-                read_answer(name, answer, rows, widths[name])
+                read_answer(name, answer, stop - start, self.widths[name])
             except DataError as error:
-                if "ids" not in table:  # rows that all hold, or they would not be here
-                    raise ProtocolError(f"{name} does not represent rows that it holds: {error}") from error
+                raise ProtocolError(f"{name} does not represent rows that it holds: {error}") from error
 
-        answers = self.requests.ask(dict.fromkeys(widths, asked), check)
-        if absent := sorted(set(widths) - set(answers)):
-            raise AbsentError(f"{', '.join(absent)} cannot be asked now: prediction needs all parties.")
+        asked = question({"split": split, "start": start, "stop": stop})
+        answers = self._answers(dict.fromkeys(self.widths, asked), check)
         fusion = self.server.fusion
-        parts = [read_answer(name, answers[name], rows, width) for name, width in widths.items()]
-        if "ids" in table:
-            return predict_alone(fusion, parts)
+        parts = [read_answer(name, answers[name], stop - start, width) for name, width in self.widths.items()]
         with torch.no_grad(), evaluating([fusion]):
             output: Tensor = fusion(parts)
         return output
+
+    def _answers(self, questions: dict[str, bytes], check: Callable[[str, bytes], None]) -> dict[str, bytes]:
+        answers = self.requests.ask(questions, check)
+        if absent := sorted(set(questions) - set(answers)):
+            raise AbsentError(f"{', '.join(absent)} cannot be asked now: prediction needs all parties.")
+        return dict(answers)
