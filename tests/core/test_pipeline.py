@@ -119,7 +119,7 @@ def test_compressed_runs_equal_the_plain_algorithm(
     labels: Labels, local_steps: int, size: int, feedback: bool, reports: str
 ) -> None:
     x = columns()
-    setting = Setting(topk(0.2), feedback, labels == "private", LR, "mean", local_steps, reports == "all", delayed=True)
+    setting = Setting(topk(0.2), feedback, labels == "private", LR, "mean", local_steps, reports == "all", window=2)
     expected = vertical(x, classes(x), local_models(), head(), schedule(size, 10), setting)
     agreement = AgreementConfig(labels=labels, local_steps=local_steps, reports=reports, pipeline=True).build()  # type: ignore[arg-type]
     method = efvfl(TopK(0.2)) if feedback else cvfl(TopK(0.2))
@@ -252,10 +252,8 @@ def test_training_after_single_steps_has_its_pipeline_back_after_the_record() ->
     assert not run.transport.under_way
 
 
-def test_replicas_and_missing_parties_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"pipeline = true does not go with fusion = 'replicate'.*'send'"):
-        problem(agreement=Agreement(SharedLabels(fusion="replicate"), pipeline=True))
-    with pytest.raises(ConfigError, match="on_missing = 'stale' does not go with pipeline = true"):
+def test_missing_parties_are_refused() -> None:
+    with pytest.raises(ConfigError, match="on_missing = 'stale' does not go with a pipeline"):
         config(agreement=PIPELINE, network={"on_missing": "stale"})
 
 

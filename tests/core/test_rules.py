@@ -27,10 +27,6 @@ BROKEN: list[tuple[Choices, dict[str, Any] | None]] = [
     (Choices(COMPRESS), {"agreement": {"labels": "shared", "fusion": "compress"}}),
     (Choices(SHARED, protect=True), {"agreement": {"labels": "shared"}, "protect": {"clip": 1.0}}),
     (
-        Choices(Agreement(SharedLabels(fusion="replicate"), pipeline=True)),
-        {"agreement": {"labels": "shared", "fusion": "replicate", "pipeline": True}},
-    ),
-    (
         Choices(Agreement(SharedLabels(downlink="aggregate")), combine="concat"),
         {"agreement": {"labels": "shared", "downlink": "aggregate"}, "fusion": {"combine": "concat"}},
     ),

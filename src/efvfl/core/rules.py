@@ -104,13 +104,6 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.protect and c.shared,
     ),
     Rule(
-        "pipeline = true",
-        "fusion = 'replicate'",
-        "a party's copy is a step behind when it is compared with the server's",
-        "Use fusion = 'send' or 'compress'",
-        lambda c: c.agreement.window > 1 and c.fusion_is("replicate"),
-    ),
-    Rule(
         "downlink = 'aggregate'",
         "combine = 'concat'",
         "a party's share cannot be taken out of a combination that is a concatenation",
@@ -189,14 +182,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "on_missing = 'stale'",
-        "pipeline = true",
+        "a pipeline",
         "a party that leaves would leave two reports behind",
         "Use on_missing = 'wait' or 'stop', or pipeline = false",
         lambda c: c.on_missing == "stale" and c.agreement.window > 1,
     ),
     Rule(
         "several workers of a party",
-        "pipeline = true",
+        "a pipeline",
         "two steps are under way, and a worker keeps the graph of one forward pass",
         "Use one worker, or pipeline = false",
         lambda c: c.workers > 1 and c.agreement.window > 1,
