@@ -47,12 +47,10 @@ BROKEN: list[tuple[Choices, dict[str, Any] | None]] = [
         Choices(Agreement(pipeline=True), on_missing="stale"),
         {"network": {"on_missing": "stale"}, "agreement": {"pipeline": True}},
     ),
-    (Choices(Agreement(pipeline=True), workers=2), None),
     (
         Choices(Agreement(SharedLabels(), cached=CachedSteps(2))),
         {"agreement": {"labels": "shared", "cached": {"steps": 2}}},
     ),
-    (Choices(Agreement(cached=CachedSteps(2)), workers=2), None),
 ]
 
 

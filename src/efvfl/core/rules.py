@@ -30,7 +30,6 @@ class Choices:
     protect: bool = False
     mapped: bool = False
     on_missing: str = "wait"
-    workers: int = 1
 
     @classmethod
     def of(cls, method: Method, agreement: Agreement, **others: object) -> Choices:
@@ -188,25 +187,11 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.on_missing == "stale" and c.agreement.window > 1,
     ),
     Rule(
-        "several workers of a party",
-        "a pipeline",
-        "two steps are under way, and a worker keeps the graph of one forward pass",
-        "Use one worker, or pipeline = false",
-        lambda c: c.workers > 1 and c.agreement.window > 1,
-    ),
-    Rule(
         "cached steps",
         "shared labels",
         "a party has all it needs for exact updates between rounds",
         "Use local_steps, or private labels",
         lambda c: c.agreement.cached.steps and c.shared,
-    ),
-    Rule(
-        "cached steps",
-        "several workers of a party",
-        "a worker keeps the graph of one forward pass, that of the report",
-        "Use one worker, or no cached steps",
-        lambda c: c.agreement.cached.steps and c.workers > 1,
     ),
 )
 

@@ -29,7 +29,8 @@ from efvfl.network.training.autosave import CHECKPOINT, CheckpointPolicy, load_o
 from efvfl.network.training.build import build_party, build_server, make_plan
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.questions import CHUNK, QuestionHandler, question, read_answer
-from efvfl.network.workers.worker_group import WorkerGroup, workers_of
+from efvfl.network.workers.group_model import workers_of
+from efvfl.network.workers.worker_group import WorkerGroup
 from efvfl.runs.build import has_tables
 from efvfl.runs.run_folder import Outputs, save_outputs, save_records, save_settings
 from efvfl.training import measure
