@@ -29,7 +29,7 @@ from torch import nn
 
 from efvfl import Agreement, Federation, Message, Optimizer, SharedLabels, TopK, cvfl, efvfl
 from efvfl.config.run_file import AgreementConfig
-from efvfl.errors import ConfigError, LimitError, ProtocolError, RefusedError
+from efvfl.errors import LimitError, ProtocolError, RefusedError
 from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.frame import Frame, FrameKind
 from efvfl.network.training.party_process import PartyProcess
@@ -250,11 +250,6 @@ def test_training_after_single_steps_has_its_pipeline_back_after_the_record() ->
     assert run.driver.reports == 2
     run.fit(3)
     assert not run.transport.under_way
-
-
-def test_missing_parties_are_refused() -> None:
-    with pytest.raises(ConfigError, match="on_missing = 'stale' does not go with a pipeline"):
-        config(agreement=PIPELINE, network={"on_missing": "stale"})
 
 
 # Over a network.

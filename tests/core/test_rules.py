@@ -44,10 +44,6 @@ BROKEN: list[tuple[Choices, dict[str, Any] | None]] = [
         {"network": {"on_missing": "stale"}, "method": {"first": {"name": "sign"}}},
     ),
     (
-        Choices(Agreement(pipeline=True), on_missing="stale"),
-        {"network": {"on_missing": "stale"}, "agreement": {"pipeline": True}},
-    ),
-    (
         Choices(Agreement(SharedLabels(), cached=CachedSteps(2))),
         {"agreement": {"labels": "shared", "cached": {"steps": 2}}},
     ),

@@ -180,13 +180,6 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.on_missing == "stale" and c.first,
     ),
     Rule(
-        "on_missing = 'stale'",
-        "a pipeline",
-        "a party that leaves would leave two reports behind",
-        "Use on_missing = 'wait' or 'stop', or pipeline = false",
-        lambda c: c.on_missing == "stale" and c.agreement.window > 1,
-    ),
-    Rule(
         "cached steps",
         "shared labels",
         "a party has all it needs for exact updates between rounds",

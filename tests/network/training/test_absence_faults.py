@@ -6,7 +6,17 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from absence_lab import AWAY, SHARED, Killed, Lab, Watched, assert_equal_everywhere, shared_config, stale_config
+from absence_lab import (
+    AWAY,
+    SHARED,
+    Killed,
+    Lab,
+    Watched,
+    assert_equal_everywhere,
+    private_window,
+    shared_config,
+    stale_config,
+)
 
 from efvfl.config.run_file import RunConfig
 from efvfl.errors import LinkError
@@ -81,8 +91,9 @@ def test_server_and_party_may_die_together_after_sync(tmp_path: Path, case: str)
     assert_equal_everywhere(serving.server, lab.parties)
 
 
-def test_training_goes_on_with_who_is_back_when_the_last_one_leaves(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, shared_config("relay, send"))
+@pytest.mark.parametrize("case", ["relay, send", "relay, replicate, window of 4"])
+def test_training_goes_on_with_who_is_back_when_the_last_one_leaves(tmp_path: Path, case: str) -> None:
+    lab = Lab(tmp_path, shared_config(case))
     last, cut = "top-left", set()
 
     def fate(member: Watched, number: int) -> None:
@@ -121,12 +132,13 @@ def test_who_was_away_survives_a_power_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", SHARED)
+@pytest.mark.parametrize("case", [*SHARED, "private, window of 3"])
 @pytest.mark.parametrize("seed", [1])
 def test_whatever_chance_brings_all_agree_in_the_end(tmp_path: Path, case: str, seed: int) -> None:
     """Cuts before and after a reply, parties killed with old checkpoints, servers with and without a save."""
     chance, lock = Random(seed), threading.Lock()
-    lab = Lab(tmp_path, shared_config(case), save_steps=chance.choice([1, 3, 1000]))
+    config = shared_config(case) if case in SHARED else private_window(3)
+    lab = Lab(tmp_path, config, save_steps=chance.choice([1, 3, 1000]))
     until: dict[str, int] = {}
     lives = dict.fromkeys(lab.names, 1)
 

@@ -108,6 +108,7 @@ def frame_limit(plan: Plan, fusion_size: int = 0) -> int:
 
     A party may be sent a fusion model of `fusion_size` numbers, with its optimiser's state.
     """
-    whole = plan.agreement.reports == "all" or (plan.stale and not plan.agreement.private)
+    synced = plan.stale and (plan.agreement.window > 1 or not plan.agreement.private)  # SYNC may have all rows
+    whole = plan.agreement.reports == "all" or synced
     rows = plan.batches.samples if whole else plan.batches.count(0)
     return 2 * 8 * max(rows, CHUNK) * sum(plan.widths) + 8 * PER_NUMBER * fusion_size + (64 << 20)

@@ -39,7 +39,7 @@ from efvfl.training.record import Observation, Record
 from efvfl.training.schedule import Schedule
 from efvfl.util import checkpoint
 from efvfl.wire.ledger import Ledger
-from efvfl.wire.message import Kind, Message
+from efvfl.wire.message import Message
 
 
 class OwnParty:
@@ -140,9 +140,8 @@ class ServerProcess:
         """Refuse a party that does not fit."""
         handshake.compare(self.about, table)
         self._check_history(name, table, position)
-        asked = self.requests.asked(name)
         # Of one that steps went without, the memory differs until SYNC has mended it.
-        if name in self.server.attendance.away or (asked is not None and asked.kind == Kind.SYNC):
+        if name in self.server.attendance.away or self.requests.syncing(name):
             return
         theirs, number = table.get("memory"), self.requests.number
         differs = not isinstance(theirs, list)
