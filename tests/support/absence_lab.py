@@ -209,6 +209,11 @@ class Lab:
         self.dead.discard(name)
         self.join(name)
 
+    def wait_until(self, number: int) -> None:
+        """Have a party's thread wait until the server has taken all replies to what it asked before this request."""
+        while self.serving.requests.number < number and time.monotonic() < self.deadline:
+            time.sleep(0.001)
+
     def wait_for(self, name: str) -> None:
         """Let the server listen until a party that was away has caught up."""
         requests = self.serving.requests

@@ -1,6 +1,5 @@
 """A run with one party that is away for a while."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,8 +30,7 @@ def run(
     def leave(member: Watched, number: int) -> None:
         if member.name == AWAY and member.handled == leaves_at and not left:
             left.append(number)
-            while lab.serving.requests.number < number:  # until all that it said before is taken
-                time.sleep(0.001)
+            lab.wait_until(number)
             lab.blocked.add(AWAY)
             raise LinkError("cut on purpose")
 

@@ -20,6 +20,7 @@ from absence_lab import (
 
 from efvfl.config.run_file import RunConfig
 from efvfl.errors import LinkError
+from efvfl.wire.message import Kind
 
 
 @pytest.mark.parametrize("config", [stale_config(), shared_config("relay, send")], ids=["private", "shared"])
@@ -88,6 +89,50 @@ def test_server_and_party_may_die_together_after_sync(tmp_path: Path, case: str)
     lab.before = fate
     serving = lab.train(control)
     assert done == ["left", "back", "killed"]
+    assert_equal_everywhere(serving.server, lab.parties)
+
+
+def test_a_party_that_dies_after_sync_handles_it_again_before_what_follows(tmp_path: Path) -> None:
+    """With a window its reply to SYNC may be here while others are waited for; it has forgotten both."""
+    lab = Lab(tmp_path, private_window(3), save_steps=1000)
+    done: list[str] = []
+
+    def syncs(number: int) -> bool:
+        out = lab.serving.requests._out.get(number)
+        return out is not None and AWAY in out.messages and out.messages[AWAY].kind == Kind.SYNC
+
+    def before(member: Watched, number: int) -> None:
+        if member.name == AWAY and member.handled == 4 and not done:
+            done.append("left")
+            lab.wait_until(number)
+            lab.blocked.add(AWAY)
+            raise LinkError("cut")
+        while member.name != AWAY and syncs(number) and not ("revived" in done and lab.members[AWAY].handled > number):
+            time.sleep(0.005)
+
+    def after(member: Watched, number: int) -> None:
+        if member.name == AWAY and syncs(number) and done == ["left", "back"]:
+            done.append("synced")
+        elif member.name == AWAY and done == ["left", "back", "synced"]:
+            done.append("killed")
+            raise Killed
+
+    def control() -> None:
+        if done == ["left"] and lab.serving.records and not lab.serving.requests.under_way:
+            lab.blocked.discard(AWAY)
+            lab.wait_for(AWAY)
+            done.append("back")
+
+    def look() -> None:
+        lab_look()
+        if AWAY in lab.dead:
+            lab.revive(AWAY)
+            done.append("revived")
+
+    lab_look, lab.look = lab.look, look  # type: ignore[method-assign]
+    lab.before, lab.after = before, after
+    serving = lab.train(control)
+    assert done == ["left", "back", "synced", "killed", "revived"]
     assert_equal_everywhere(serving.server, lab.parties)
 
 
@@ -166,6 +211,8 @@ def test_whatever_chance_brings_all_agree_in_the_end(tmp_path: Path, case: str, 
                 continue
             del until[name]
             lab.blocked.discard(name)
+        for name in lab.dead - until.keys():  # that it was killed was not known yet when it was let in again
+            lab.revive(name)
 
     def control() -> None:
         look()

@@ -246,9 +246,10 @@ class Requests(Connections):
 
     def _answered(self, connection: Connection, number: int) -> bool:
         name = connection.name
-        if name in self.presence.left:
-            return connection.position > number
-        return (number == self.number and name in self._replies) or (name, number) in self._early
+        if connection.position <= number:  # it may have forgotten its reply, and must handle this before what follows
+            return False
+        early = (name, number) in self._early
+        return name in self.presence.left or early or (number == self.number and name in self._replies)
 
     def _request(self, number: int, data: bytes) -> Frame:
         return Frame(FrameKind.REQUEST, number, self.durable, data)
