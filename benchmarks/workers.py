@@ -21,7 +21,8 @@ from efvfl import Federation, Optimizer, TopK, Training, efvfl, federate
 from efvfl.core.block import Block
 from efvfl.models.vision import resnet18
 from efvfl.network.workers import worker_group
-from efvfl.network.workers.worker_group import GroupModel, WorkerGroup
+from efvfl.network.workers.group_model import GroupModel
+from efvfl.network.workers.worker_group import WorkerGroup
 
 ROWS, BATCH, WIDTH, CLASSES = 1024, 128, 16, 10
 NAME = "party"
@@ -51,12 +52,12 @@ def run_worker(rounds: int) -> None:
     """Be one of the two; rank 0 prints what it measured."""
     torch.set_num_threads(1)
     one, two = federation(), federation()
-    x, batches = two.splits["train"].features[0], two.server.batches
+    x, per_epoch = two.splits["train"].features[0], two.server.batches.per_epoch
     if worker_group.rank():
-        WorkerGroup(Block(model(), OPTIMIZER, batches.per_epoch), x, batches, NAME).work()
+        WorkerGroup(Block(model(), OPTIMIZER, per_epoch), x, NAME).work()
         return
     party = two.parties[NAME]
-    group = WorkerGroup(party.block, x, batches, NAME)
+    group = WorkerGroup(party.block, x, NAME)
     party.model = party.open.model = GroupModel(group, 0)
     found = alternate({"one": one.step, "two": two.step}, rounds, warm=2)
     group.leave(None, None, None)

@@ -30,7 +30,7 @@ class Setting:
     all_rows: bool = False  # every report covers all rows, not only the batch
     compress_down: Compress | None = None  # of cotangents, with private labels
     compress_fusion: Compress | None = None  # of x0 on its way to the parties, with shared labels
-    delayed: bool = False  # reports are computed with the models of one step before (the library's pipeline)
+    window: int = 1  # S: steps under way at a time; reports are computed with the models of S - 1 steps before
 
 
 def vertical(
@@ -42,9 +42,10 @@ def vertical(
     G = [torch.zeros(len(y), width, dtype=x[0].dtype) for _ in parties]  # what both ends remember of party k
     G_down = [torch.zeros_like(g) for g in G]  # the same for its cotangents
     G_0 = torch.zeros_like(parameters_to_vector(head.parameters()))  # and for x_0
-    head_at_parties, reporting = copy.deepcopy(head), models
+    head_at_parties = copy.deepcopy(head)
+    past = [copy.deepcopy(models)] * s.window  # the models that the next S reports are computed with
     for batch in batches:
-        rows, before = torch.arange(len(y)) if s.all_rows else batch, copy.deepcopy(models)
+        rows, reporting = torch.arange(len(y)) if s.all_rows else batch, past.pop(0)
 
         for k in parties:  # each party reports: C_k = C(H_k(x_k) - G_k), and both ends add C_k to G_k
             h = reporting[k](x[k][rows]).detach()
@@ -81,7 +82,7 @@ def vertical(
             descend(head, torch.autograd.grad(loss, list(head.parameters())), s.lr)
         for model, updated in zip(models, updates, strict=True):
             model.load_state_dict(updated.state_dict())
-        reporting = before if s.delayed else models
+        past.append(copy.deepcopy(models))
 
 
 def remember(G: Tensor, value: Tensor, compress: Compress, s: Setting) -> Tensor:

@@ -116,6 +116,16 @@ SHARED_ONLY: dict[str, Settings] = {
         "fusion": HEAD,
         "optimizer": {"name": "Adam", "lr": 0.01, "scheduler": {"name": "ExponentialLR", "gamma": 0.5}},
     },
+    "window-replicate": {
+        "agreement": SHARED | {"fusion": "replicate", "digest_every": 1, "pipeline": 4},
+        "optimizer": {"name": "Adam", "lr": 0.01},
+        "observe_every": 2,
+        "epochs": 4,
+    },
+    "window-replicate-aggregate": {
+        "agreement": SHARED | {"fusion": "replicate", "downlink": "aggregate", "digest_every": 2, "pipeline": 3},
+        "label_holder": HOLDER,
+    },
     "compress-private-seed": {
         "agreement": SHARED | {"fusion": "compress", "downlink": "aggregate"},
         "method": {"compressor": TOPK, "fusion": QSGD},

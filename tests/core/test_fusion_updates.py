@@ -9,6 +9,8 @@ from problems import CLASSES, WIDTH, everything, parameters, problem, same
 from torch import nn
 
 from efvfl import Agreement, Federation, Optimizer, Packet, PrivateLabels, SharedLabels, TopK, efvfl
+from efvfl.core.channel import send_bytes
+from efvfl.core.fusion_replicas import MENDS, ReplicaSender
 from efvfl.errors import ProtocolError
 from efvfl.wire.packet import DTYPES
 
@@ -21,17 +23,20 @@ def rich_head() -> nn.Module:
     return nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Dropout(0.3), nn.Linear(WIDTH, CLASSES)).double()
 
 
-def federation(fusion: str, downlink: str = "relay", **options: object) -> Federation:
-    agreement = Agreement(SharedLabels(fusion=fusion, downlink=downlink, digest_every=4, **options))  # type: ignore[arg-type]
+def federation(
+    fusion: str, downlink: str = "relay", pipeline: int = 0, digest_every: int = 4, **options: object
+) -> Federation:
+    labels = SharedLabels(fusion=fusion, downlink=downlink, digest_every=digest_every, **options)  # type: ignore[arg-type]
+    agreement = Agreement(labels, pipeline=pipeline)
     return problem(
         efvfl(TopK(0.2), fusion=TopK(0.5)), head=rich_head(), agreement=agreement, optimizer=OPTIMIZER, batch_size=16
     )
 
 
-@pytest.mark.parametrize("local_steps", [1, 2])
+@pytest.mark.parametrize(("local_steps", "pipeline"), [(1, 0), (2, 0), (1, 3), (2, 2)])
 @pytest.mark.parametrize("downlink", ["relay", "aggregate"])
-def test_replication_equals_sending(downlink: str, local_steps: int) -> None:
-    runs = [federation(fusion, downlink, local_steps=local_steps) for fusion in ("send", "replicate")]
+def test_replication_equals_sending(downlink: str, local_steps: int, pipeline: int) -> None:
+    runs = [federation(fusion, downlink, pipeline, local_steps=local_steps) for fusion in ("send", "replicate")]
     for run in runs:
         list(run.train(4))
     assert same(*(everything(run) for run in runs))
@@ -43,9 +48,11 @@ def test_replication_equals_sending(downlink: str, local_steps: int) -> None:
     assert replicated["fusion"] < sent["fusion"] / 2  # one copy at the start, none after
 
 
-def test_replicas_are_equal_to_the_server_bit_for_bit() -> None:
-    run = federation("replicate")
-    list(run.train(3))
+@pytest.mark.parametrize("pipeline", [0, 3, 5])
+def test_replicas_are_equal_to_the_server_bit_for_bit(pipeline: int) -> None:
+    run = federation("replicate", pipeline=pipeline, digest_every=1)
+    list(run.train(3, 2))
+    assert not any(run.server.label_mode.sender.mends.values())  # type: ignore[attr-defined]
     own = run.server.block.exact_vector()
     for party in run.parties.values():
         assert torch.equal(party.label_mode.receiver.block.exact_vector(), own)  # type: ignore[attr-defined]
@@ -164,6 +171,32 @@ def test_a_digest_that_is_not_due_is_refused() -> None:
         assert same(before, everything(run))
 
 
+@pytest.mark.parametrize(("behind", "text"), [(3, "at most 2 steps before step 4, got one of 3"), (255, "at most 2")])
+def test_a_digest_of_a_copy_that_is_no_more_is_refused(behind: int, text: str) -> None:
+    run = federation("replicate", pipeline=3)
+    for _ in range(4):
+        run.step()
+    before = everything(run)
+    wrong = {name: party.open.unanswered(party.step)[0] for name, party in run.parties.items()}
+    digest = (Packet(0, DTYPES[2], (9,), b"12345678" + bytes([behind])),)
+    packets = {**wrong["party2"].packets, 0: digest}
+    wrong["party2"] = replace(wrong["party2"], packets=packets)
+    with pytest.raises(ProtocolError, match=text):
+        run.server.step(wrong)
+    assert same(before, everything(run))
+    run.step()
+
+
+def test_once_x0_is_sent_only_reports_from_before_have_digests() -> None:
+    sender = ReplicaSender(federation("replicate").server.block, ["a"], 1, window=4)
+    sender.mends["a"], sender.mended["a"] = MENDS + 1, 5
+    old, new = (send_bytes(b"12345678" + bytes([behind])) for behind in (2, 1))
+    sender.check(7, "a", old)
+    sender.check(7, "a", ())
+    with pytest.raises(ProtocolError, match="expected a report without block 0"):
+        sender.check(7, "a", new)
+
+
 def test_a_giant_copy_is_refused_before_it_is_made() -> None:
     run = federation("replicate")
     replies = run.transport.exchange(run.server.begin())
@@ -176,9 +209,11 @@ def test_a_giant_copy_is_refused_before_it_is_made() -> None:
     assert same(before, everything(run))
 
 
-def test_a_mismatch_is_mended_with_an_exact_copy() -> None:
-    run = federation("replicate")
-    clean = federation("replicate")
+@pytest.mark.parametrize("pipeline", [0, 2, 4])
+@pytest.mark.parametrize("digest_every", [1, 4])
+def test_a_mismatch_is_mended_with_an_exact_copy(digest_every: int, pipeline: int) -> None:
+    """Of the reports that are under way meanwhile, some are about the copy as it was: that counts once."""
+    run, clean = (federation("replicate", pipeline=pipeline, digest_every=digest_every) for _ in range(2))
     for step in range(16):
         for each in (run, clean):
             each.step()
@@ -193,8 +228,9 @@ def test_a_mismatch_is_mended_with_an_exact_copy() -> None:
     assert fusion_bytes["party2"] > fusion_bytes["party1"] == clean.ledger.bytes["down", "party1", "fusion"]
 
 
-def test_the_third_mismatch_switches_to_sending_with_a_warning() -> None:
-    run = federation("replicate")
+@pytest.mark.parametrize(("pipeline", "digest_every"), [(0, 4), (2, 4), (4, 1), (4, 3)])
+def test_the_third_mismatch_switches_to_sending_with_a_warning(pipeline: int, digest_every: int) -> None:
+    run = federation("replicate", pipeline=pipeline, digest_every=digest_every)
     caught: list[str] = []
     for _ in range(40):
         spoil(run, "party2")

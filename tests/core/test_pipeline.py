@@ -29,7 +29,7 @@ from torch import nn
 
 from efvfl import Agreement, Federation, Message, Optimizer, SharedLabels, TopK, cvfl, efvfl
 from efvfl.config.run_file import AgreementConfig
-from efvfl.errors import ConfigError, LimitError, ProtocolError, RefusedError
+from efvfl.errors import LimitError, ProtocolError, RefusedError
 from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.frame import Frame, FrameKind
 from efvfl.network.training.party_process import PartyProcess
@@ -119,7 +119,7 @@ def test_compressed_runs_equal_the_plain_algorithm(
     labels: Labels, local_steps: int, size: int, feedback: bool, reports: str
 ) -> None:
     x = columns()
-    setting = Setting(topk(0.2), feedback, labels == "private", LR, "mean", local_steps, reports == "all", delayed=True)
+    setting = Setting(topk(0.2), feedback, labels == "private", LR, "mean", local_steps, reports == "all", window=2)
     expected = vertical(x, classes(x), local_models(), head(), schedule(size, 10), setting)
     agreement = AgreementConfig(labels=labels, local_steps=local_steps, reports=reports, pipeline=True).build()  # type: ignore[arg-type]
     method = efvfl(TopK(0.2)) if feedback else cvfl(TopK(0.2))
@@ -250,13 +250,6 @@ def test_training_after_single_steps_has_its_pipeline_back_after_the_record() ->
     assert run.driver.reports == 2
     run.fit(3)
     assert not run.transport.under_way
-
-
-def test_replicas_and_missing_parties_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"pipeline = true does not go with fusion = 'replicate'.*'send'"):
-        problem(agreement=Agreement(SharedLabels(fusion="replicate"), pipeline=True))
-    with pytest.raises(ConfigError, match="on_missing = 'stale' does not go with pipeline = true"):
-        config(agreement=PIPELINE, network={"on_missing": "stale"})
 
 
 # Over a network.

@@ -27,10 +27,6 @@ BROKEN: list[tuple[Choices, dict[str, Any] | None]] = [
     (Choices(COMPRESS), {"agreement": {"labels": "shared", "fusion": "compress"}}),
     (Choices(SHARED, protect=True), {"agreement": {"labels": "shared"}, "protect": {"clip": 1.0}}),
     (
-        Choices(Agreement(SharedLabels(fusion="replicate"), pipeline=True)),
-        {"agreement": {"labels": "shared", "fusion": "replicate", "pipeline": True}},
-    ),
-    (
         Choices(Agreement(SharedLabels(downlink="aggregate")), combine="concat"),
         {"agreement": {"labels": "shared", "downlink": "aggregate"}, "fusion": {"combine": "concat"}},
     ),
@@ -48,15 +44,9 @@ BROKEN: list[tuple[Choices, dict[str, Any] | None]] = [
         {"network": {"on_missing": "stale"}, "method": {"first": {"name": "sign"}}},
     ),
     (
-        Choices(Agreement(pipeline=True), on_missing="stale"),
-        {"network": {"on_missing": "stale"}, "agreement": {"pipeline": True}},
-    ),
-    (Choices(Agreement(pipeline=True), workers=2), None),
-    (
         Choices(Agreement(SharedLabels(), cached=CachedSteps(2))),
         {"agreement": {"labels": "shared", "cached": {"steps": 2}}},
     ),
-    (Choices(Agreement(cached=CachedSteps(2)), workers=2), None),
 ]
 
 

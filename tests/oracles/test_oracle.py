@@ -67,6 +67,19 @@ def test_compressing_the_other_direction_equals_the_plain_algorithm(labels: Labe
     assert close(trained(problem(method, agreement=agreement, batch_size=16), 10), expected)
 
 
+@pytest.mark.parametrize("downlink", ["relay", "aggregate"])
+@pytest.mark.parametrize(("window", "size", "local_steps"), [(2, 16, 1), (4, 16, 2), (4, 0, 1)])
+def test_windows_with_replicas_equal_the_plain_algorithm(
+    window: int, size: int, local_steps: int, downlink: Any
+) -> None:
+    x = columns()
+    setting = Setting(topk(0.2), True, False, LR, "mean", local_steps, window=window)
+    expected = vertical(x, classes(x), local_models(), head(), schedule(size, 14), setting)
+    labels = SharedLabels(downlink=downlink, fusion="replicate", local_steps=local_steps, digest_every=1)
+    federation = problem(efvfl(TopK(0.2)), agreement=Agreement(labels, pipeline=window), batch_size=size)
+    assert close(trained(federation, 14), expected)
+
+
 @pytest.mark.parametrize("fusion", ["send", "replicate", "compress"])
 @pytest.mark.parametrize("combine", ["mean", "sum"])
 @pytest.mark.parametrize("method", [efvfl(TopK(0.2), fusion=TopK(0.5)), cvfl(TopK(0.2), fusion=TopK(0.5))])

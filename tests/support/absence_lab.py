@@ -42,6 +42,8 @@ SHARED: dict[str, dict[str, object]] = {
     "aggregate, send": {"downlink": "aggregate"},
     "aggregate, compress": {"downlink": "aggregate", "fusion": "compress"},
     "aggregate, replicate": {"downlink": "aggregate", "fusion": "replicate", "digest_every": 2},
+    "relay, replicate, window of 4": {"fusion": "replicate", "digest_every": 1, "pipeline": 4},
+    "aggregate, all rows, window of 2": {"downlink": "aggregate", "reports": "all", "pipeline": 2},
 }
 
 
@@ -61,6 +63,12 @@ def shared_config(case: str, **changes: object) -> RunConfig:
         method["fusion"] = {"name": "topk", "ratio": 0.5}
     optimizer = {"name": "Adam", "lr": 0.05, "scheduler": {"name": "StepLR", "step_size": 3, "gamma": 0.9}}
     return stale_config(**{"agreement": agreement, "method": method, "optimizer": optimizer} | changes)
+
+
+def private_window(size: int) -> RunConfig:
+    """A run with private labels in which a row may be in several of the batches that are under way."""
+    method = {"name": "efvfl", "compressor": {"name": "topk", "ratio": 0.2}, "down": {"name": "qsgd", "bits": 4}}
+    return stale_config(agreement={"pipeline": size}, batch_order="independent", method=method)
 
 
 def memory_of(channel: Any) -> Tensor:
@@ -200,6 +208,11 @@ class Lab:
         self.threads[name].join(5)
         self.dead.discard(name)
         self.join(name)
+
+    def wait_until(self, number: int) -> None:
+        """Have a party's thread wait until the server has taken all replies to what it asked before this request."""
+        while self.serving.requests.number < number and time.monotonic() < self.deadline:
+            time.sleep(0.001)
 
     def wait_for(self, name: str) -> None:
         """Let the server listen until a party that was away has caught up."""

@@ -30,6 +30,7 @@ def run(
     def leave(member: Watched, number: int) -> None:
         if member.name == AWAY and member.handled == leaves_at and not left:
             left.append(number)
+            lab.wait_until(number)
             lab.blocked.add(AWAY)
             raise LinkError("cut on purpose")
 

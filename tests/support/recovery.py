@@ -42,6 +42,11 @@ MODES: dict[str, dict[str, Any]] = {
         },
         "optimizer": {"name": "Adam", "lr": 0.01},
     },
+    "window-replicate": {
+        "agreement": {"labels": "shared", "fusion": "replicate", "digest_every": 1, "pipeline": 3},
+        "method": {"compressor": {"name": "qsgd", "bits": 4}},
+        "optimizer": {"name": "SGD", "lr": 0.3, "momentum": 0.9},
+    },
     "pipelined-shared": {
         "agreement": {"labels": "shared", "fusion": "compress", "pipeline": True},
         "method": {"compressor": {"name": "qsgd", "bits": 4}, "fusion": {"name": "qsgd", "bits": 8}},

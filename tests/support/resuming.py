@@ -34,6 +34,7 @@ CASES: dict[str, tuple[Method, Agreement]] = {
     ),
     "private-mean-start": (efvfl(TopK(0.2), start="mean"), Agreement()),
     "pipelined-exact-start": (efvfl(TopK(0.2), start="exact"), Agreement(labels="shared", pipeline=True)),
+    "window-replicate": (efvfl(TopK(0.2)), Agreement(SharedLabels(fusion="replicate", digest_every=2), pipeline=3)),
     "pipelined-aggregate-compress": (
         efvfl(TopK(0.2), fusion=TopK(0.5)),
         Agreement(SharedLabels(downlink="aggregate", fusion="compress", local_steps=2), pipeline=True),

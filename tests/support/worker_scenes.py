@@ -14,14 +14,15 @@ import torch.distributed as dist
 from problems import columns, everything, problem
 from torch import Tensor, nn
 
-from efvfl import Agreement, Federation, Optimizer, SharedLabels, TopK, efvfl
+from efvfl import Agreement, CachedSteps, Federation, Optimizer, SharedLabels, TopK, efvfl
 from efvfl.cli.main import main
 from efvfl.core.block import Block
 from efvfl.core.local_model import PlainModel
 from efvfl.errors import ConfigError, WorkerError
 from efvfl.models.vision import resnet18
 from efvfl.network.workers import worker_group
-from efvfl.network.workers.worker_group import GroupModel, WorkerGroup
+from efvfl.network.workers.group_model import GroupModel
+from efvfl.network.workers.worker_group import WorkerGroup
 from efvfl.training.measure import represent
 from efvfl.util import checkpoint
 
@@ -82,6 +83,12 @@ CASES = {
     "all rows, local steps": Case(
         {"batch_size": 16, "agreement": Agreement(SharedLabels(local_steps=2), reports="all")}, DECAY
     ),
+    "window, all rows, replicas": Case(
+        {"batch_size": 16, "agreement": Agreement(SharedLabels(fusion="replicate", local_steps=2), "all", 3)}
+    ),
+    "window, cached steps": Case(
+        {"batch_size": 29, "method": efvfl(TopK(0.3)), "agreement": Agreement(pipeline=4, cached=CachedSteps(2, 3))}
+    ),
     "group normalisation": Case({"batch_size": 20}, Optimizer("SGD", {"lr": 0.01, "momentum": 0.5}), grouped),
 }
 
@@ -109,17 +116,17 @@ def copy_of(block: Block) -> dict[str, Any]:
 
 
 def train(case: Case) -> Left:
-    """Train with workers; in the middle, rank 0 goes on from a saved state in which a report is out."""
+    """Train with workers; in the middle, rank 0 goes on from a saved state in which reports are out."""
     x = columns()[PLACE]
     made = case.federation()
-    batches = made.server.batches
+    batches, window = made.server.batches, made.window
     if worker_group.rank():
         block = Block(case.model(seed=6), case.optimizer, batches.per_epoch)  # with parameters that nobody asked for
-        WorkerGroup(block, x, batches, "party2").work()
+        WorkerGroup(block, x, "party2", window).work()
         return Left(copy_of(block), [], None)
     party = made.parties["party2"]
     assert isinstance(party.model, PlainModel)
-    group = WorkerGroup(party.block, x, batches, "party2")
+    group = WorkerGroup(party.block, x, "party2", window)
     party.model = party.open.model = GroupModel(group, party.model.key)
     for step in range(case.steps):
         if step == case.steps // 2:
@@ -137,9 +144,8 @@ def train(case: Case) -> Left:
 
 def masks() -> list[Tensor]:
     """What dropout leaves of rows that are all the same, twice at one step and once at another."""
-    made = problem()
     block = Block(nn.Dropout(0.5), None)
-    group = WorkerGroup(block, torch.ones(60, 4), made.server.batches, "a")
+    group = WorkerGroup(block, torch.ones(60, 4), "a")
     if group.rank:
         group.work()
         return []
@@ -164,7 +170,7 @@ class Counting(nn.Linear):
 
 def counting() -> str:
     """The error that a model gets which changes a buffer."""
-    group = WorkerGroup(Block(Counting(), None), torch.ones(60, 4), problem().server.batches, "a")
+    group = WorkerGroup(Block(Counting(), None), torch.ones(60, 4), "a")
     try:
         group.forward(slice(None), 0, 1) if group.rank == 0 else group.work()
     except ConfigError as error:
@@ -175,7 +181,7 @@ def counting() -> str:
 
 def silent() -> str:
     """The error that workers get when rank 0 says nothing."""
-    group = WorkerGroup(Block(nn.Linear(4, 2), None), torch.ones(60, 4), problem().server.batches, "a", seconds=2.0)
+    group = WorkerGroup(Block(nn.Linear(4, 2), None), torch.ones(60, 4), "a", seconds=2.0)
     if group.rank == 0:
         time.sleep(3.5)
         dist.destroy_process_group()
@@ -190,7 +196,7 @@ def silent() -> str:
 
 def deserted() -> str:
     """The error that workers get when rank 0 ends without a word; this is the last scene."""
-    group = WorkerGroup(Block(nn.Linear(4, 2), None), torch.ones(60, 4), problem().server.batches, "a")
+    group = WorkerGroup(Block(nn.Linear(4, 2), None), torch.ones(60, 4), "a")
     if group.rank == 0:
         return ""
     try:

@@ -82,32 +82,34 @@ class Attendance:
 def sync_message(server: Server, name: str, hold: bool) -> Message:
     """Return what a party that was away needs to continue at the server's current step.
 
-    Its last report was not taken, but the party has added it to its own memory on the rows of the step at which it
-    left. With shared labels it also needs what the others were sent meanwhile.
+    Its last reports were not taken, but the party has added them to its own memory, on the rows of the steps from the
+    one at which it left. With shared labels it also needs what the others were sent meanwhile.
     """
     server.learn()  # it continues with x0 as it is after the last step
     since, channel = server.attendance.rejoin(name), server.channels[name]
     missed = server.plan.report_rows.touched(range(since, server.step_number))
     blocks = server.label_mode.catch_up(name, server.channels, missed)
-    own = channel.surrogate(server.plan.report_rows.rows(since))
+    own = channel.surrogate(server.plan.report_rows.open(since, server.plan.agreement.window))
     blocks[server.plan.number(name)] = send_exactly(own, channel.what)
     return Message(Kind.SYNC, server.step_number, blocks, hold)
 
 
 def catch_up(party: Party, message: Message) -> None:
-    """Continue after an absence: take back the report that the server did not take, and skip to its step."""
+    """Continue after an absence: take back the reports that the server did not take, and skip to its step."""
     others = dict(message.packets)
     own, plan, step = others.pop(party.number, ()), party.plan, party.step
-    # With an open report a step has passed without it. To report twice on one step would give away more than agreed.
-    fits = step + party.reporting <= message.step <= step + MOST_MISSED
+    # Steps with an open report have passed without it. To report twice on one would give away more than agreed.
+    fits = step + len(party.open) <= message.step <= step + MOST_MISSED
     if not plan.stale or not fits or len(own) != 1:
         agreed = "" if plan.stale else ", and did not agree that steps may pass without it"
         raise ProtocolError(
-            f"{party.name}: expected SYNC to a later step than {step} with block {party.number}, got step "
+            f"{party.name}: expected SYNC to a later step than {step + max(len(party.open), 1) - 1} with block "
+            f"{party.number}, got step "
             f"{message.step} with blocks {sorted(message.packets)}{agreed}."
         )
-    rows, shape = plan.report_rows.rows(step), (plan.report_rows.count(step), *party.up.width)
-    surrogate = unpack(own[0], shape, party.up.dtype, "the server's surrogate")
+    rows = plan.report_rows.open(step, party.open.window)
+    count = plan.batches.samples if isinstance(rows, slice) else len(rows)
+    surrogate = unpack(own[0], (count, *party.up.width), party.up.dtype, "the server's surrogate")
     missed = range(step, message.step)
     party.label_mode.catch_up(others, plan.report_rows.touched(missed), missed)
     party.up.restore(rows, surrogate)

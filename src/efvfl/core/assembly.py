@@ -91,13 +91,14 @@ def _sender(plan: Plan, mode: SharedLabels, block: Block, private_seed: int) -> 
     if mode.fusion == "send":
         return ExactSender(block)
     if mode.fusion == "replicate":
-        return ReplicaSender(block, plan.names, mode.digest_every)
+        return ReplicaSender(block, plan.names, mode.digest_every, plan.agreement.window)
     return CompressedSender(block, plan.fusion_channel(block, derive(private_seed, "noise", "fusion")))
 
 
 def _receiver(plan: Plan, mode: SharedLabels, fusion: Fusion) -> FusionReceiver:
     if mode.fusion == "replicate":
-        return ReplicaReceiver(Block(fusion, plan.optimizer, plan.batches.per_epoch), mode.digest_every)
+        block = Block(fusion, plan.optimizer, plan.batches.per_epoch)
+        return ReplicaReceiver(block, mode.digest_every, plan.agreement.window)
     block = Block(fusion.requires_grad_(False), None)  # written to, never trained here
     if mode.fusion == "send":
         return ExactReceiver(block)

@@ -136,6 +136,10 @@ class ReportRows:
         """Return the batch's part of values that were given for the rows of a report."""
         return take(values, self.batches.rows(step)) if self.all_rows else values
 
+    def open(self, step: int, window: int) -> Rows:
+        """Return the rows that up to `window` reports cover, of which the first is on this step."""
+        return self.rows(step) if window == 1 else self.touched(range(step, step + window))
+
     def touched(self, steps: range) -> Rows:
         """Return the rows that the reports on these steps cover."""
         return ALL if self.all_rows else self.batches.touched(steps)

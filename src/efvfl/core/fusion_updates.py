@@ -50,8 +50,8 @@ class FusionReceiver(Protocol):
     def catch_up(self, packets: Packets, steps: range) -> None:
         """Bring the copy to where it would be if these steps had not been missed, or refuse the packets."""
 
-    def digest(self, step: int) -> Packets:
-        """Return what the report on this step says of the copy."""
+    def digest(self, step: int, at: int) -> Packets:
+        """Return what the report on this step says of the copy, which has repeated all updates below `at`."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must be saved."""
@@ -104,7 +104,7 @@ class ExactReceiver:
         """Refuse any packet: the next step overwrites the copy."""
         refuse_fusion(packets)
 
-    def digest(self, step: int) -> Packets:
+    def digest(self, step: int, at: int) -> Packets:
         """Return nothing: there is nothing to compare."""
         return ()
 
@@ -166,7 +166,7 @@ class CompressedReceiver:
         vector = unpack(only_packet(packets), (self.block.size(),), self.block.dtype, "the fusion model")
         self.channel.restore(ALL, vector)
 
-    def digest(self, step: int) -> Packets:
+    def digest(self, step: int, at: int) -> Packets:
         """Return nothing to compare: both memories absorb the same packets."""
         return ()
 

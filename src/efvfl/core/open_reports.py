@@ -1,8 +1,8 @@
 """Reports that the server has not answered yet: what a party needs to learn from the answer, and to survive a crash.
 
-Without a pipeline there is at most one. With a pipeline a party reports on the next step before the answer to the last
-one is there. Two reports are open then, each with a copy of the parameters it was computed with, because these learn
-from the older report in between.
+Without a pipeline there is at most one. With a pipeline a party reports on the next steps before the answer to the last
+one is there. Several reports are open then, each with a copy of the parameters it was computed with, because these
+learn from the older reports in between.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class OpenReports:
     def reply_to(self, message: Message) -> Message | None:
         """Return the reply that this message was given before, if it is one of the last."""
         for kind, step, reply in self.replies:
-            if (kind, step) == (message.kind, message.step):
+            # A party that is back may be told to hold at a step and, after it was away again, to report on it.
+            if (kind, step, reply.kind == Kind.READY) == (message.kind, message.step, message.hold):
                 return reply
         return None
 

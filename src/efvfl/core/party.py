@@ -42,8 +42,8 @@ class PartyLabelMode(Protocol):
     def catch_up(self, blocks: Mapping[int, Packets], rows: Rows, steps: range) -> None:
         """Take what was missed of others in these steps, who reported these rows; or refuse it, changing nothing."""
 
-    def digest(self, step: int) -> Packets:
-        """Return what a report says of the copy of the fusion model."""
+    def digest(self, step: int, at: int) -> Packets:
+        """Return what the report on a step says of the copy of the fusion model, which has learnt all below `at`."""
 
     def incoming(self) -> list[Channel]:
         """Return the channels that the server's answers advance, in an order that both ends know."""
@@ -79,7 +79,7 @@ class Party:
         done = self.open.forward(step)
         packets, surrogate = self.up.send(self.plan.report_rows.rows(step), done.h, step)
         self.open.add(step, done, surrogate)
-        digest = self.label_mode.digest(step)
+        digest = self.label_mode.digest(step, self.step)
         return Message(Kind.REPORT, step, {self.number: packets} | ({FUSION: digest} if digest else {}))
 
     def learn(self, answer: Message) -> None:

@@ -54,7 +54,7 @@ class PrivateLabelsParty:
         if blocks:
             raise ProtocolError(f"expected no block of others with private labels, got blocks {sorted(blocks)}.")
 
-    def digest(self, step: int) -> Packets:
+    def digest(self, step: int, at: int) -> Packets:
         """Return nothing: there is no copy of the fusion model."""
         return ()
 

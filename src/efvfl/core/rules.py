@@ -30,7 +30,6 @@ class Choices:
     protect: bool = False
     mapped: bool = False
     on_missing: str = "wait"
-    workers: int = 1
 
     @classmethod
     def of(cls, method: Method, agreement: Agreement, **others: object) -> Choices:
@@ -102,13 +101,6 @@ RULES: tuple[Rule, ...] = (
         "no cotangent is sent, so it would have no effect",
         "Leave it out, or use private labels",
         lambda c: c.protect and c.shared,
-    ),
-    Rule(
-        "pipeline = true",
-        "fusion = 'replicate'",
-        "a party's copy is a step behind when it is compared with the server's",
-        "Use fusion = 'send' or 'compress'",
-        lambda c: c.agreement.window > 1 and c.fusion_is("replicate"),
     ),
     Rule(
         "downlink = 'aggregate'",
@@ -188,32 +180,11 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.on_missing == "stale" and c.first,
     ),
     Rule(
-        "on_missing = 'stale'",
-        "pipeline = true",
-        "a party that leaves would leave two reports behind",
-        "Use on_missing = 'wait' or 'stop', or pipeline = false",
-        lambda c: c.on_missing == "stale" and c.agreement.window > 1,
-    ),
-    Rule(
-        "several workers of a party",
-        "pipeline = true",
-        "two steps are under way, and a worker keeps the graph of one forward pass",
-        "Use one worker, or pipeline = false",
-        lambda c: c.workers > 1 and c.agreement.window > 1,
-    ),
-    Rule(
         "cached steps",
         "shared labels",
         "a party has all it needs for exact updates between rounds",
         "Use local_steps, or private labels",
         lambda c: c.agreement.cached.steps and c.shared,
-    ),
-    Rule(
-        "cached steps",
-        "several workers of a party",
-        "a worker keeps the graph of one forward pass, that of the report",
-        "Use one worker, or no cached steps",
-        lambda c: c.agreement.cached.steps and c.workers > 1,
     ),
 )
 

@@ -180,9 +180,9 @@ class SharedLabelsParty:
         for number, channel in peers.items():
             channel.restore(rows, surrogates[number])
 
-    def digest(self, step: int) -> Packets:
+    def digest(self, step: int, at: int) -> Packets:
         """Return the replica's digest when it is due."""
-        return self.receiver.digest(step)
+        return self.receiver.digest(step, at)
 
     def incoming(self) -> list[Channel]:
         """Return the channels of the other parties in their order, and that of a compressed fusion model."""

@@ -1,7 +1,8 @@
 """The training loop: one driver, whatever the transport. It runs steps and makes records of them.
 
 A step over a transport: collect the reports, absorb and answer them, post the answers, and let the server learn while
-they travel. With a pipeline, the reports on the next step are under way meanwhile.
+they travel. With a pipeline, the reports on the next steps are under way meanwhile. A party that is back after it was
+away takes part again when no step is under way: with a pipeline, no further step begins until then.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Driver:
         self._losses: list[float] = []  # of the epoch under way
         self._absent: dict[str, list[list[int]]] = {}  # since the last record
         self._due = False  # a record is, as soon as those who hold have said so
+        self._draining = False  # no step begins until none is under way, because somebody is back
 
     @property
     def epoch(self) -> int:
@@ -100,6 +102,7 @@ class Driver:
             "paper_bits": self.paper_bits,
             "absent": self._absent,
             "due": self._due,
+            "draining": self._draining,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -107,7 +110,7 @@ class Driver:
         self._losses = [float(loss) for loss in state["losses"]]
         self.seconds, self.paper_bits = float(state["seconds"]), int(state["paper_bits"])
         self._absent = {name: [list(span) for span in spans] for name, spans in state["absent"].items()}
-        self._due = bool(state["due"])
+        self._due, self._draining = bool(state["due"]), bool(state["draining"])
 
     def _holding(self) -> bool:
         """Whether the oldest request under way tells parties to hold: no step follows from its replies."""
@@ -117,15 +120,19 @@ class Driver:
     def _exchange(self, hold: bool, begins: int, observed: bool = False) -> None:
         """Take the replies to the oldest request; if they are reports, answer them."""
         started = time.perf_counter()
-        if not self._holding():
-            for ahead in range(self.reports, begins):
+        self._draining = self._draining and bool(self.transport.under_way)
+        if not self._holding() and not self._draining:
+            # With nobody here, the step that somebody is waited for is enough.
+            for ahead in range(self.reports, begins if self.server.attendance.here else 1):
                 self._post(self.server.begin(ahead), hold=False)
         request = self.transport.under_way[0]
         replies = self.transport.collect()
         for name in request.names.difference(replies):
             self.server.leave(name)
         if not request.hold:
-            self._respond(replies, hold)
+            if not hold and self.reports and (not replies or self.transport.returning()):
+                self._draining = True
+            self._respond(replies, hold or self._draining)
             self._due = observed
         self.seconds += time.perf_counter() - started
         if self.transport.under_way:
@@ -149,9 +156,13 @@ class Driver:
         self.computing += time.perf_counter() - started
 
     def _post(self, messages: dict[str, Message], hold: bool) -> None:
-        """Post a request, to which those are added that are back after having been away."""
-        back = [name for name in self.transport.back() if name in self.server.attendance.away]
-        self.transport.post(messages | {name: self.server.rejoin(name, hold) for name in back} if back else messages)
+        """Post a request, to which those are added that are back after having been away, if no step is under way."""
+        back = (
+            [name for name in self.transport.back() if name in self.server.attendance.away] if not self.reports else []
+        )
+        messages = messages | {name: self.server.rejoin(name, hold) for name in back} if back else messages
+        if messages or not hold:  # with nobody here there is nobody to hold
+            self.transport.post(messages)
 
     def _note_absences(self, step: int) -> None:
         for name in self.server.attendance.away:

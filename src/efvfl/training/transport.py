@@ -59,7 +59,10 @@ class Transport(Protocol):
         """Return the replies to the oldest request that is under way; those of parties that are away are left out."""
 
     def back(self) -> list[str]:
-        """Return the parties that steps went without and that can take part again."""
+        """Return the parties that steps went without and that can take part again, now that no step is under way."""
+
+    def returning(self) -> bool:
+        """Whether there are such parties, or will be as soon as no step is under way."""
 
     def ask(self, questions: Mapping[str, bytes]) -> dict[str, bytes]:
         """Return parties' answers to questions that change nothing; those of parties that are away are left out."""
@@ -136,6 +139,10 @@ class LocalTransport:
     def back(self) -> list[str]:
         """Nobody has been away."""
         return []
+
+    def returning(self) -> bool:
+        """Nobody has been away."""
+        return False
 
     def ask(self, questions: Mapping[str, bytes]) -> dict[str, bytes]:
         """Return every party's answer."""

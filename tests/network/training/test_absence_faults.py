@@ -6,10 +6,21 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from absence_lab import AWAY, SHARED, Killed, Lab, Watched, assert_equal_everywhere, shared_config, stale_config
+from absence_lab import (
+    AWAY,
+    SHARED,
+    Killed,
+    Lab,
+    Watched,
+    assert_equal_everywhere,
+    private_window,
+    shared_config,
+    stale_config,
+)
 
 from efvfl.config.run_file import RunConfig
 from efvfl.errors import LinkError
+from efvfl.wire.message import Kind
 
 
 @pytest.mark.parametrize("config", [stale_config(), shared_config("relay, send")], ids=["private", "shared"])
@@ -81,8 +92,53 @@ def test_server_and_party_may_die_together_after_sync(tmp_path: Path, case: str)
     assert_equal_everywhere(serving.server, lab.parties)
 
 
-def test_training_goes_on_with_who_is_back_when_the_last_one_leaves(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, shared_config("relay, send"))
+def test_a_party_that_dies_after_sync_handles_it_again_before_what_follows(tmp_path: Path) -> None:
+    """With a window its reply to SYNC may be here while others are waited for; it has forgotten both."""
+    lab = Lab(tmp_path, private_window(3), save_steps=1000)
+    done: list[str] = []
+
+    def syncs(number: int) -> bool:
+        out = lab.serving.requests._out.get(number)
+        return out is not None and AWAY in out.messages and out.messages[AWAY].kind == Kind.SYNC
+
+    def before(member: Watched, number: int) -> None:
+        if member.name == AWAY and member.handled == 4 and not done:
+            done.append("left")
+            lab.wait_until(number)
+            lab.blocked.add(AWAY)
+            raise LinkError("cut")
+        while member.name != AWAY and syncs(number) and not ("revived" in done and lab.members[AWAY].handled > number):
+            time.sleep(0.005)
+
+    def after(member: Watched, number: int) -> None:
+        if member.name == AWAY and syncs(number) and done == ["left", "back"]:
+            done.append("synced")
+        elif member.name == AWAY and done == ["left", "back", "synced"]:
+            done.append("killed")
+            raise Killed
+
+    def control() -> None:
+        if done == ["left"] and lab.serving.records and not lab.serving.requests.under_way:
+            lab.blocked.discard(AWAY)
+            lab.wait_for(AWAY)
+            done.append("back")
+
+    def look() -> None:
+        lab_look()
+        if AWAY in lab.dead:
+            lab.revive(AWAY)
+            done.append("revived")
+
+    lab_look, lab.look = lab.look, look  # type: ignore[method-assign]
+    lab.before, lab.after = before, after
+    serving = lab.train(control)
+    assert done == ["left", "back", "synced", "killed", "revived"]
+    assert_equal_everywhere(serving.server, lab.parties)
+
+
+@pytest.mark.parametrize("case", ["relay, send", "relay, replicate, window of 4"])
+def test_training_goes_on_with_who_is_back_when_the_last_one_leaves(tmp_path: Path, case: str) -> None:
+    lab = Lab(tmp_path, shared_config(case))
     last, cut = "top-left", set()
 
     def fate(member: Watched, number: int) -> None:
@@ -121,12 +177,13 @@ def test_who_was_away_survives_a_power_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", SHARED)
+@pytest.mark.parametrize("case", [*SHARED, "private, window of 3"])
 @pytest.mark.parametrize("seed", [1])
 def test_whatever_chance_brings_all_agree_in_the_end(tmp_path: Path, case: str, seed: int) -> None:
     """Cuts before and after a reply, parties killed with old checkpoints, servers with and without a save."""
     chance, lock = Random(seed), threading.Lock()
-    lab = Lab(tmp_path, shared_config(case), save_steps=chance.choice([1, 3, 1000]))
+    config = shared_config(case) if case in SHARED else private_window(3)
+    lab = Lab(tmp_path, config, save_steps=chance.choice([1, 3, 1000]))
     until: dict[str, int] = {}
     lives = dict.fromkeys(lab.names, 1)
 
@@ -154,6 +211,8 @@ def test_whatever_chance_brings_all_agree_in_the_end(tmp_path: Path, case: str, 
                 continue
             del until[name]
             lab.blocked.discard(name)
+        for name in lab.dead - until.keys():  # that it was killed was not known yet when it was let in again
+            lab.revive(name)
 
     def control() -> None:
         look()

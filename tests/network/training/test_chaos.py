@@ -28,6 +28,7 @@ SAME = {  # faults after which nobody may refuse
     "pipelined": ["kill", "silent-line", "power-failure"],
     "stale": ["kill", "freeze", "power-failure", "slow-line"],
     "stale-shared": ["kill", "stop", "cut-line"],
+    "stale-window": ["kill", "freeze-for-long"],
     "tables": ["power-failure", "old-set"],
     "workers": ["kill-worker", "kill"],
 }

@@ -72,6 +72,7 @@ def assert_same(left: Outcome, right: Outcome) -> None:
         ("shared", 1000),
         ("pipelined", 1),
         ("window", 2),
+        ("window-replicate", 2),
         ("pipelined-shared", 3),
         ("pipelined-shared", 1000),
     ],

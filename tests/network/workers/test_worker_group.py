@@ -149,6 +149,7 @@ epochs = 4
 batch_size = 33
 private_seed = 70
 label_holder = "{label_holder}"
+agreement = {agreement}
 [data]
 path = "labels.npz"
 validation = 0.1
@@ -175,9 +176,10 @@ private_seed = 72
 """
 ROWS = 240
 MODEL = "{ hidden = [8], width = 4 }"
+OVERLAPPING = "{ pipeline = 3, cached = { steps = 1, batches = 2 } }"
 
 
-def write(folder: Path, north: str = MODEL, label_holder: str = "") -> Path:
+def write(folder: Path, north: str = MODEL, label_holder: str = "", agreement: str = "{}") -> Path:
     """Write a federation file and what its participants hold."""
     chance = np.random.default_rng(9)
     x = {name: chance.normal(size=(ROWS, 6)).astype(np.float32) for name in ("north", "south")}
@@ -186,7 +188,7 @@ def write(folder: Path, north: str = MODEL, label_holder: str = "") -> Path:
     for name, columns in x.items():
         np.savez(folder / f"{name}.npz", x=columns, ids=ids)
     file = folder / "fed.toml"
-    file.write_text(FILE.format(north=north, label_holder=label_holder))
+    file.write_text(FILE.format(north=north, label_holder=label_holder, agreement=agreement))
     return file
 
 
@@ -248,7 +250,7 @@ def states(folder: Path) -> dict[str, Any]:
 
 def train(folder: Path, restarts: int = 0, watch: Callable[[Torchrun, int], None] = lambda run, step: None) -> str:
     """Train with north under torchrun; `watch` is called with the step while the server waits."""
-    file = write(folder)
+    file = write(folder, agreement=OVERLAPPING)
     config = configs.load(file)
     serving = ServerProcess(config, participant_data.load(config, folder, ""), folder / "server", TIMEOUTS)
     limit = build.frame_limit(serving.plan)

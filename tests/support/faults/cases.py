@@ -101,6 +101,16 @@ CASES = {
         network=STALE,
         private=False,
     ),
+    "stale-window": Case(
+        """
+        agreement = { labels = "shared", fusion = "replicate", digest_every = 1, pipeline = 4 }
+        method = { name = "efvfl", compressor = { name = "topk", ratio = 0.2 } }
+        optimizer = { name = "Adam", lr = 0.05 }
+        batch_order = "independent"
+        """,
+        network=STALE,
+        private=False,
+    ),
     "tables": Case(
         """
         agreement = { labels = "private" }

@@ -19,6 +19,7 @@ from efvfl.network.training import build, participant_data, questions
 from efvfl.network.training.autosave import CheckpointPolicy
 from efvfl.network.training.party_process import PartyProcess
 from efvfl.network.workers import worker_group
+from efvfl.network.workers.group_model import workers_of
 
 
 def join(options: SessionOptions, name: str, config: RunConfig, console: Console, stack: ExitStack) -> None:
@@ -38,7 +39,7 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
     setup.warn_without_private_seed(config, name)
     plan = build.make_plan(config, data, folder)
     party = build.build_party(config, plan, data, name)
-    if workers := worker_group.workers_of(party):
+    if workers := workers_of(party):
         stack.push(workers.leave)
     process = PartyProcess(
         party,

@@ -26,8 +26,9 @@ from efvfl.network.ops.status import StatusLine
 from efvfl.network.predict import service
 from efvfl.network.predict.prediction import prediction_columns
 from efvfl.network.training import build, participant_data
+from efvfl.network.training.joint_prediction import HeldRows
 from efvfl.network.training.participant_data import ParticipantData
-from efvfl.network.training.server_process import HeldRows, ServerProcess
+from efvfl.network.training.server_process import ServerProcess
 from efvfl.network.workers import worker_group
 from efvfl.runs import metrics
 from efvfl.runs.run_folder import load_outputs

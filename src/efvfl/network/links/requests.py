@@ -6,42 +6,28 @@ party that is ahead, because the server restarted from a checkpoint, replies aga
 rolls back.
 
 With a pipeline, further requests are sent before reply n is here. Replies are taken in order all the same: one that
-comes before its turn is put aside unread.
+comes before its turn is put aside unread. A party that steps go without still gets what was under way for it then, but
+what it replies is not taken.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from efvfl.errors import AbsentError, EfvflError, ProtocolError
 from efvfl.network.links.checks import Checks, ahead
 from efvfl.network.links.connections import Connection, Connections, Hooks, ServerTimeouts
 from efvfl.network.links.frame import Frame, FrameKind, json_frame, pack, unpack
 from efvfl.network.links.message_log import MessageLog
+from efvfl.network.links.posted import LocalParty, Posted
 from efvfl.network.links.presence import Presence
-from efvfl.training.transport import Handler, Request
+from efvfl.network.links.replay import Replay
+from efvfl.training.transport import Request
 from efvfl.wire.ledger import Ledger
 from efvfl.wire.message import Kind, Message
-
-
-class LocalParty(Handler, Protocol):
-    """A party in the server's own process: what it exchanges with the server is not sent."""
-
-    def answer(self, question: bytes) -> bytes:
-        """Return the answer to a question."""
-
-
-@dataclass(frozen=True)
-class Out:
-    """A request that is under way: the message for every party, and its bytes for those that are not local."""
-
-    request: Request
-    messages: dict[str, Message]
-    data: dict[str, bytes]
 
 
 class Requests(Connections):
@@ -60,13 +46,14 @@ class Requests(Connections):
         """Serve the parties that are expected, and those in this process."""
         super().__init__(presence, timeouts, hooks)
         self.message_log = message_log
+        self.replay = Replay(message_log)
         self.ledger = ledger
         self.checks = checks
         self.local = local or {}
         self.number = 0  # of the oldest request that is under way, or of the next one
         self.durable = 0  # the server's checkpoint covers all requests below this one
         self.told: set[str] = set()  # parties that know that all is done
-        self._out: dict[int, Out] = {}  # by number
+        self._out: dict[int, Posted] = {}  # by number
         self._replies: dict[str, tuple[Message, bytes]] = {}  # to the oldest of them
         self._early: dict[tuple[str, int], Frame] = {}  # replies received before their turn, unread; by number
         self._question: dict[str, bytes] = {}
@@ -88,20 +75,20 @@ class Requests(Connections):
         """The requests that were posted and not collected, oldest first."""
         return [out.request for out in self._out.values()]
 
-    def asked(self, name: str) -> Message | None:
-        """Return what the oldest request under way asks of a party; None: nothing."""
-        out = self._out.get(self.number)
-        return out.messages.get(name) if out else None
+    def syncing(self, name: str) -> bool:
+        """Whether a party is being brought up to date after it was away."""
+        asked = [out.messages[name] for out in self._out.values() if name in out.messages]
+        return any(message.kind == Kind.SYNC for message in asked)
 
     def post(self, messages: Mapping[str, Message]) -> None:
         """Send every party its message. The log has them before they leave.
 
         After a restart the log may have this very request already; then it is seen to be the same.
         """
-        number = self.number + len(self._out)
+        number = self._following
         # Who was away when cannot be computed again: then the disk itself must have it before anybody hears of it.
         self.message_log.append(number, pack(messages), durable=self.presence.on_missing == "stale")
-        out = self._packed(messages)
+        out = Posted.of(messages, self.local)
         for name in out.data:
             left, connection = self.presence.rejoin(name), self.connections.get(name)
             if left is not None and connection is not None and connection.position > left:
@@ -109,9 +96,10 @@ class Requests(Connections):
         self._out[number] = out
         self._advance()
 
-    def _packed(self, messages: Mapping[str, Message]) -> Out:
-        data = {name: message.to_bytes() for name, message in messages.items() if name not in self.local}
-        return Out(Request.of(messages), dict(messages), data)
+    @property
+    def _following(self) -> int:
+        """The number of the request that is posted next."""
+        return self.number + len(self._out)
 
     def collect(self) -> dict[str, Message]:
         """Wait for all replies to the oldest request under way, while local parties make theirs.
@@ -123,46 +111,52 @@ class Requests(Connections):
         out = self._out[self.number]
         own = {name: party.handle(out.messages[name]) for name, party in self.local.items() if name in out.messages}
         self._take_early()
-        planned = self._planned(out)
-        self._wait(partial(self._enough, set(out.data), planned))
+        planned = self.replay.taken(self._following) if self.presence.on_missing == "stale" else None
+        self._wait(partial(self._enough, out, planned))
         taken = self._replies.keys() if planned is None else planned
         found = {name: self._replies[name] for name in out.data if name in taken}
         for name, (reply, data) in found.items():  # counted now, so that an interrupted request is not counted twice
             self.ledger.record("down", name, out.messages[name], len(out.data[name]))
             self.ledger.record("up", name, reply, len(data))
-        for name in set(out.data) - set(found):
-            self.presence.leave(name, self.number)
+        for name in out.data.keys() - found.keys() - self.presence.left.keys():
+            self._leave(name)
         del self._out[self.number]
         self._replies = {}
         self.number += 1
         self.message_log.forget(min([self.durable, *(self._marks.get(name, 0) for name in self.names)]))
         return {name: reply for name, (reply, _) in found.items()} | own
 
-    def _planned(self, out: Out) -> set[str] | None:
-        """After a restart the log says whose replies the next request was made from: it must be made from the same."""
-        if self.presence.on_missing != "stale" or self.number + 1 not in self.message_log:
-            return None
-        following = unpack(self.message_log.read(self.number + 1))
-        return {name for name, message in following.items() if message.kind != Kind.SYNC} & set(out.data)
+    def _leave(self, name: str) -> None:
+        """Go on without a party, and without what it says to all that is under way for it."""
+        self.presence.leave(name, max(number for number, out in self._out.items() if name in out.data))
+        self._early = {key: frame for key, frame in self._early.items() if key[0] != name}
 
-    def _enough(self, asked: set[str], planned: set[str] | None) -> bool:
-        if planned is not None:
-            return planned <= set(self._replies)
-        open_ = asked - set(self._replies)
-        if not open_ and (asked or not self.presence.left):
+    def _enough(self, out: Posted, planned: set[str] | None) -> bool:
+        if planned is not None:  # after a restart: the next request must be made from the same replies
+            return planned & out.data.keys() <= self._replies.keys()
+        open_ = out.data.keys() - self.presence.left.keys() - self._replies.keys()
+        if not open_ and (out.data or not self.presence.left):
             return True
         # With nobody left there is nothing to do but wait, until one is back.
-        return self._given_up(open_) and bool(self._replies or self.back())
+        return self._given_up(open_) and bool(self._replies or self._returned())
 
     def _given_up(self, names: Iterable[str]) -> bool:
         return self.presence.given_up(names, self.timeouts.stale)
 
     def back(self) -> list[str]:
-        """Return who was away and can take part again: connected, and done with all it was asked before it left."""
-        number = self.number + len(self._out)
-        if number in self.message_log:  # after a restart: as before it
-            following = unpack(self.message_log.read(number))
-            return [name for name, message in following.items() if message.kind == Kind.SYNC]
+        """Return who was away and can take part again; no request that it was meant to answer is under way."""
+        logged = self.replay.back(self._following)
+        if logged is not None:
+            return logged
+        return [name for name in self._returned() if self.presence.left[name] < self.number]
+
+    def returning(self) -> bool:
+        """Whether somebody who was away waits to take part again."""
+        logged = self.replay.held(self._following)
+        return bool(self._returned()) if logged is None else logged
+
+    def _returned(self) -> list[str]:
+        """Return who was away and is connected again, and done with all it was asked before it left."""
         left = self.presence.left
         here = [self.connections[name] for name in left if name in self.connections]
         return [party.name for party in here if not party.waiting and party.position > left[party.name]]
@@ -211,7 +205,7 @@ class Requests(Connections):
         """Go on from a saved state: requests that were under way are so again, and are sent to whoever connects."""
         self.number = self.durable = int(state["number"])
         numbers = range(self.number, self.number + int(state["under_way"]))
-        self._out = {number: self._packed(unpack(self.message_log.read(number))) for number in numbers}
+        self._out = {number: Posted.of(unpack(self.message_log.read(number)), self.local) for number in numbers}
         self.told = set(state["told"])
         self.presence.load_state_dict(state["presence"])
 
@@ -233,12 +227,12 @@ class Requests(Connections):
                 return
             connection.position += 1  # asked of the others while it was away
         for number, out in self._out.items():
-            if (
-                name in out.data
-                and not connection.asked(FrameKind.REQUEST, number)
-                and not self._answered(name, number)
-            ):
+            if name not in out.data or self._answered(connection, number):
+                continue
+            if not connection.asked(FrameKind.REQUEST, number):
                 self._send(connection, self._request(number, out.data[name]))
+            if out.messages[name].kind == Kind.SYNC:
+                break  # its number may be higher than the party expects: nothing else may arrive before it
         if connection.waiting:
             return
         if name in self._question and name not in self._answers:
@@ -250,8 +244,12 @@ class Requests(Connections):
             number = connection.position if name in self.presence.left else self.number
             self._send(connection, Frame(FrameKind.STOP, number, self.durable, self.checks.stop(name)))
 
-    def _answered(self, name: str, number: int) -> bool:
-        return (number == self.number and name in self._replies) or (name, number) in self._early
+    def _answered(self, connection: Connection, number: int) -> bool:
+        name = connection.name
+        if connection.position <= number:  # it may have forgotten its reply, and must handle this before what follows
+            return False
+        early = (name, number) in self._early
+        return name in self.presence.left or early or (number == self.number and name in self._replies)
 
     def _request(self, number: int, data: bytes) -> Frame:
         return Frame(FrameKind.REQUEST, number, self.durable, data)
@@ -299,12 +297,12 @@ class Requests(Connections):
             if frame.number < max(connection.position, self.number):
                 return  # repeated on its way
             raise ProtocolError(f"{connection.name} sent reply {frame.number}, which nobody asked for.")
-        if frame.number == self.number:
-            self._take(connection.name, frame)
-        elif frame.number > self.number:
-            self._early[connection.name, frame.number] = frame
-        else:
+        if frame.number < self.number or connection.name in self.presence.left:
             self.presence.answered(connection.name)
+        elif frame.number == self.number:
+            self._take(connection.name, frame)
+        else:
+            self._early[connection.name, frame.number] = frame
         connection.waiting.remove(asked)
         connection.position = max(connection.position, frame.number + 1)
         self._next(connection)

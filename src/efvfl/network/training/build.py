@@ -22,7 +22,8 @@ from efvfl.core.server import Server
 from efvfl.errors import ConfigError
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.workers import worker_group
-from efvfl.network.workers.worker_group import GroupModel, WorkerGroup
+from efvfl.network.workers.group_model import GroupModel
+from efvfl.network.workers.worker_group import WorkerGroup
 from efvfl.runs.build import (
     head_model,
     local_model,
@@ -88,11 +89,10 @@ def _build_model(config: RunConfig, plan: Plan, data: ParticipantData, name: str
 def build_party(config: RunConfig, plan: Plan, data: ParticipantData, name: str) -> Party:
     """Make a party's half; where torchrun started several workers, this is the one of rank 0."""
     x, module = data.columns["train"], _build_model(config, plan, data, name)
-    seed, workers = derive(private_seed(config, name), "party", name), worker_group.size()
-    rules.check(rules.Choices.of(plan.method, plan.agreement, workers=workers))
+    seed = derive(private_seed(config, name), "party", name)
     model: LocalModel = plain_model(plan, name, module, x, seed)
-    if workers > 1:
-        model = GroupModel(WorkerGroup(model.block, x, plan.batches, name), dropout_key(seed))
+    if worker_group.size() > 1:
+        model = GroupModel(WorkerGroup(model.block, x, name, plan.agreement.window), dropout_key(seed))
     shared = SharedParts(data.labels["train"], _fusion(config, plan, data)) if plan.agreement.shared else None
     return make_party(plan, name, model, seed, shared)
 
@@ -100,7 +100,7 @@ def build_party(config: RunConfig, plan: Plan, data: ParticipantData, name: str)
 def build_worker(config: RunConfig, plan: Plan, data: ParticipantData, name: str) -> WorkerGroup:
     """Make a worker of a party that has a rank above 0: a local model and columns, and nothing else."""
     block = Block(_build_model(config, plan, data, name), plan.optimizer, plan.batches.per_epoch)
-    return WorkerGroup(block, data.columns["train"], plan.batches, name)
+    return WorkerGroup(block, data.columns["train"], name, plan.agreement.window)
 
 
 def frame_limit(plan: Plan, fusion_size: int = 0) -> int:
@@ -108,6 +108,7 @@ def frame_limit(plan: Plan, fusion_size: int = 0) -> int:
 
     A party may be sent a fusion model of `fusion_size` numbers, with its optimiser's state.
     """
-    whole = plan.agreement.reports == "all" or (plan.stale and not plan.agreement.private)
+    synced = plan.stale and (plan.agreement.window > 1 or not plan.agreement.private)  # SYNC may have all rows
+    whole = plan.agreement.reports == "all" or synced
     rows = plan.batches.samples if whole else plan.batches.count(0)
     return 2 * 8 * max(rows, CHUNK) * sum(plan.widths) + 8 * PER_NUMBER * fusion_size + (64 << 20)

@@ -6,19 +6,16 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from efvfl.config.run_file import RunConfig
-from efvfl.core.fusion import predict_alone
-from efvfl.core.local_model import evaluating
 from efvfl.core.party import Party
 from efvfl.data.tables.ids import normalise_texts
-from efvfl.errors import AbsentError, DataError, Interrupted, ProtocolError
+from efvfl.errors import AbsentError, Interrupted, ProtocolError
 from efvfl.network import handshake
 from efvfl.network.links.checks import Checks
 from efvfl.network.links.connections import Hooks, ServerTimeouts
@@ -28,9 +25,11 @@ from efvfl.network.links.presence import Presence
 from efvfl.network.links.requests import Requests
 from efvfl.network.training.autosave import CHECKPOINT, CheckpointPolicy, load_own, save_own
 from efvfl.network.training.build import build_party, build_server, make_plan
+from efvfl.network.training.joint_prediction import HeldRows, JointPrediction
 from efvfl.network.training.participant_data import ParticipantData
-from efvfl.network.training.questions import CHUNK, QuestionHandler, lacking, question, read_answer
-from efvfl.network.workers.worker_group import WorkerGroup, workers_of
+from efvfl.network.training.questions import QuestionHandler
+from efvfl.network.workers.group_model import workers_of
+from efvfl.network.workers.worker_group import WorkerGroup
 from efvfl.runs.build import has_tables
 from efvfl.runs.run_folder import Outputs, save_outputs, save_records, save_settings
 from efvfl.training import measure
@@ -40,7 +39,7 @@ from efvfl.training.schedule import Schedule
 from efvfl.training.window_trial import WindowTrial
 from efvfl.util import checkpoint
 from efvfl.wire.ledger import Ledger
-from efvfl.wire.message import Kind, Message
+from efvfl.wire.message import Message
 
 log = logging.getLogger("efvfl")
 
@@ -64,13 +63,6 @@ class OwnParty:
     def answer(self, question: bytes) -> bytes:
         """Return the answer to a question."""
         return self.represent(question)[1]
-
-
-class HeldRows(NamedTuple):
-    """The network's output on the rows that all parties hold."""
-
-    output: Tensor  # of these rows, in order
-    lacking: dict[str, list[str]]  # the other ids, and the parties that do not hold them
 
 
 class ServerProcess:
@@ -108,6 +100,7 @@ class ServerProcess:
             hooks,
             self.local,
         )
+        self.prediction = JointPrediction(self.server.fusion, self.requests, self.widths)
         self.driver = Driver(self.server, self.requests, lambda: self._save_if_due())
         self.trial = WindowTrial() if self.plan.agreement.measures_window else None
         self.records: list[Record] = []
@@ -157,9 +150,8 @@ class ServerProcess:
         """Refuse a party that does not fit."""
         handshake.compare(self.about, table)
         self._check_history(name, table, position)
-        asked = self.requests.asked(name)
         # Of one that steps went without, the memory differs until SYNC has mended it.
-        if name in self.server.attendance.away or (asked is not None and asked.kind == Kind.SYNC):
+        if name in self.server.attendance.away or self.requests.syncing(name):
             return
         theirs, number = table.get("memory"), self.requests.number
         differs = not isinstance(theirs, list)
@@ -299,62 +291,8 @@ class ServerProcess:
 
     def predict_split(self, split: str) -> Tensor:
         """Return the network's output on the rows of a split, computed in batches as evaluation in one process does."""
-        rows = len(self.data.ids[split])
-        spans = [(start, min(start + CHUNK, rows)) for start in range(0, rows, CHUNK)]
-        return torch.cat([self._output(split, a, b) for a, b in spans])
+        return self.prediction.of_split(split, len(self.data.ids[split]))
 
     def predict(self, ids: list[str]) -> HeldRows:
         """Predict the rows of these ids that all parties hold, in their order; each is computed alone."""
-        parts = [self._predict_part(ids[start : start + CHUNK]) for start in range(0, len(ids), CHUNK)]
-        lacking = {i: names for part in parts for i, names in part.lacking.items()}
-        return HeldRows(torch.cat([part.output for part in parts if len(part.output)] or [torch.empty(0)]), lacking)
-
-    def _predict_part(self, ids: list[str]) -> HeldRows:
-        """Predict at most as many rows as one question has; who lacks some is asked for the others again."""
-        answers = self._ask(dict.fromkeys(self.widths, ids))
-        lacks = {name: {ids[place] for place in lacking(name, answers[name], len(ids))} for name in answers}
-        gone = {i: [name for name, those in lacks.items() if i in those] for i in set().union(*lacks.values())}
-        held = [i for i in ids if i not in gone]
-        if not held:
-            return HeldRows(torch.empty(0), gone)
-        again = self._ask({name: held for name, those in lacks.items() if those}) if gone else {}
-        places = [place for place, i in enumerate(ids) if i not in gone]
-        parts = []
-        for name, width in self.widths.items():
-            if name in again:
-                parts.append(read_answer(name, again[name], len(held), width))
-            else:
-                parts.append(read_answer(name, answers[name], len(ids), width)[places])
-        return HeldRows(predict_alone(self.server.fusion, parts), gone)
-
-    def _ask(self, ids: dict[str, list[str]]) -> dict[str, bytes]:
-        """Return the answers of parties to questions about ids: rows, or which they lack."""
-
-        def check(name: str, answer: bytes) -> None:
-            if not lacking(name, answer, len(ids[name])):
-                read_answer(name, answer, len(ids[name]), self.widths[name])
-
-        return self._answers({name: question({"ids": of}) for name, of in ids.items()}, check)
-
-    def _output(self, split: str, start: int, stop: int) -> Tensor:
-        """Return the output on rows by their places, which all parties hold."""
-
-        def check(name: str, answer: bytes) -> None:
-            try:
-                read_answer(name, answer, stop - start, self.widths[name])
-            except DataError as error:
-                raise ProtocolError(f"{name} does not represent rows that it holds: {error}") from error
-
-        asked = question({"split": split, "start": start, "stop": stop})
-        answers = self._answers(dict.fromkeys(self.widths, asked), check)
-        fusion = self.server.fusion
-        parts = [read_answer(name, answers[name], stop - start, width) for name, width in self.widths.items()]
-        with torch.no_grad(), evaluating([fusion]):
-            output: Tensor = fusion(parts)
-        return output
-
-    def _answers(self, questions: dict[str, bytes], check: Callable[[str, bytes], None]) -> dict[str, bytes]:
-        answers = self.requests.ask(questions, check)
-        if absent := sorted(set(questions) - set(answers)):
-            raise AbsentError(f"{', '.join(absent)} cannot be asked now: prediction needs all parties.")
-        return dict(answers)
+        return self.prediction.of_ids(ids)

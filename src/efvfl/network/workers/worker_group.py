@@ -4,31 +4,32 @@ torchrun starts them. The worker of rank 0 is the party: it alone has the stream
 The others hold the same columns and a copy of the local model, and wait for its orders. Each computes a part of the
 batch's rows, gradients are added up, and all take the same step, so that the copies stay equal. What travels between
 them are numbers of an order and tensors of a known size; nothing is pickled.
+
+A worker keeps the graph of its part of a forward pass until it is told to learn from it. With a pipeline, as many are
+open as there are steps under way, each with a copy of the parameters it was computed with.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from enum import IntEnum
+from enum import IntEnum, IntFlag
+from functools import partial
 from types import TracebackType
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 
-from efvfl.core.batches import Batches, Rows, take
+from efvfl.core.batches import ALL, Rows, take
 from efvfl.core.block import Block, flatten, unflatten
 from efvfl.core.local_model import forward, represent
-from efvfl.core.party import Party
 from efvfl.errors import ConfigError, EfvflError, WorkerError
+from efvfl.network.workers.meeting import meet
 from efvfl.util import checkpoint
 from efvfl.util.rng import derive
 
@@ -61,29 +62,45 @@ class _Order(IntEnum):
 
     IDLE = 0
     STATE = 1  # step, bytes: take over my model and optimiser
-    FORWARD = 2  # step, whether on all rows, key
-    BACKWARD = 3  # step: here is the cotangent of the last forward pass, learn from it
+    FORWARD = 2  # rows (they follow; 0: all rows), with which parameters, key
+    BACKWARD = 3  # step, pass: here is the cotangent of a forward pass, learn from it
     REPRESENT = 4  # rows: here are some, in evaluation mode
     END = 5
+
+
+class _With(IntFlag):
+    """Which parameters a forward pass is computed with: those that learn, or copies of them."""
+
+    COPIES = 1
+    GIVEN = 2  # as they were at another time: they follow
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A worker's part of a forward pass."""
+
+    h: Tensor | None  # with its graph; None: there was no row for it
+    leaves: Mapping[str, Tensor]  # the copies of the parameters that it was computed with, if any
 
 
 class WorkerGroup:
     """One worker of a party: rank 0 calls the methods of a party, the others `work`."""
 
-    def __init__(self, block: Block, features: Tensor, batches: Batches, name: str, seconds: float = SECONDS) -> None:
-        """Meet the other workers; `seconds` is how long one waits for another from then on."""
+    def __init__(self, block: Block, features: Tensor, name: str, window: int = 1, seconds: float = SECONDS) -> None:
+        """Meet the other workers; up to `window` reports are open, and one waits for another for so many seconds."""
         self.block = block
         self.features = features
-        self.batches = batches
         self.name = name
+        self.window = window
         self.rank, self.size = rank(), size()
-        self._kept: Tensor | None = None  # this worker's part of the last forward pass
+        self._passes = 0  # how many there were
+        self._kept: dict[int, _Pass] = {}  # the last ones that were not learnt from, by number
         self._step = 0  # the scheduler has come to the end of all steps below this one
         self._told = time.monotonic()  # when the last order was given
         _refuse_batch_norm(block.module, name, self.size)
         backend = "cpu:gloo,cuda:nccl" if any(p.is_cuda for p in block.parameters) else "gloo"
         with self._together():
-            store, wait = _meet(self.rank, self.size), timedelta(seconds=seconds)
+            store, wait = meet(self.rank, self.size, SECONDS), timedelta(seconds=seconds)
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=wait)
 
     @contextlib.contextmanager
@@ -104,18 +121,25 @@ class WorkerGroup:
         start = rank * each + min(rank, more)
         return slice(start, start + each + (rank < more))
 
-    def _count(self, step: int, whole: bool) -> int:
-        return self.batches.samples if whole else self.batches.count(step)
+    def _count(self, rows: Rows) -> int:
+        return len(self.features) if isinstance(rows, slice) else len(rows)
 
-    def _compute(self, step: int, whole: bool, key: int) -> Tensor | None:
-        """Return the representation of this worker's part of a batch, if there is a row for it."""
-        part = self._part(self._count(step, whole), self.rank)
-        if part.start == part.stop:
-            return None
-        rows = self.batches.rows(step)
-        chosen = part if whole or isinstance(rows, slice) else rows[part]
+    def _compute(self, rows: Rows, key: int, leaves: Mapping[str, Tensor]) -> tuple[int, Tensor | None]:
+        """Compute this worker's part of some rows, if there is a row for it, and keep it; return its number and it."""
+        part = self._part(self._count(rows), self.rank)
+        some = part.start < part.stop
+        h = self._forward(part if isinstance(rows, slice) else rows[part], key, leaves) if some else None
+        self._passes += 1
+        self._kept[self._passes] = _Pass(h, leaves)
+        for old in list(self._kept)[: -self.window]:  # of reports that the server went on without
+            del self._kept[old]
+        return self._passes, h
+
+    def _forward(self, chosen: Rows, key: int, leaves: Mapping[str, Tensor]) -> Tensor:
+        """Return the representation of this worker's rows."""
         before = {name: (id(b), b._version) for name, b in self.block.module.named_buffers()}
-        h = forward(self.block.module, take(self.features, chosen), chosen, derive(key, self.rank), self.name)
+        x, key = take(self.features, chosen), derive(key, self.rank)
+        h = forward(self.block.module, x, chosen, key, self.name, leaves)
         for name, buffer in self.block.module.named_buffers():
             if before[name] != (id(buffer), buffer._version):
                 raise ConfigError(
@@ -169,28 +193,46 @@ class WorkerGroup:
         with self._together():
             dist.broadcast(torch.frombuffer(data, dtype=torch.uint8), 0)
 
-    def forward(self, rows: Rows, step: int, key: int) -> Tensor:
-        """Return the representation of a step's rows; its backward pass is shared as well."""
-        whole, key = isinstance(rows, slice), key & _KEYS
-        self._tell(_Order.FORWARD, step, whole, key)
-        own = self._compute(step, whole, key)
+    def forward(self, rows: Rows, step: int, key: int, leaves: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return the representation of some rows, to be learnt from at a step; its backward pass is shared as well.
+
+        `leaves` are copies of the parameters, now or at another time, where the graph must outlive an update.
+        """
+        key, leaves = key & _KEYS, leaves or {}
+        self._order_forward(rows, key, leaves)
+        number, own = self._compute(rows, key, leaves)
         assert own is not None, "rank 0 has the first row"
-        h = self._collect(own, self._count(step, whole))
-        self._kept = own
+        h = self._collect(own, self._count(rows))
         if own.requires_grad:
-
-            def backward(cotangent: Tensor) -> None:
-                assert self._kept is own, "the last forward pass is the one that is learnt from"
-                self._tell(_Order.BACKWARD, step)
-                sent = self._send(cotangent)
-                own.backward(cotangent[: len(own)])  # type: ignore[no-untyped-call]
-                with self._together():
-                    for work in sent:
-                        work.wait()
-                self._add_up()
-
-            h.requires_grad_().register_hook(backward)  # type: ignore[no-untyped-call]
+            learn = partial(self._backward, own, step, number)
+            h.requires_grad_().register_hook(learn)  # type: ignore[no-untyped-call]
         return h
+
+    def _order_forward(self, rows: Rows, key: int, leaves: Mapping[str, Tensor]) -> None:
+        named = dict(self.block.module.named_parameters())
+        given = any(not torch.equal(leaf, named[name]) for name, leaf in leaves.items())
+        how = _With.COPIES * bool(leaves) | _With.GIVEN * given
+        self._tell(_Order.FORWARD, 0 if isinstance(rows, slice) else len(rows), how, key)
+        with self._together():
+            if not isinstance(rows, slice):
+                dist.broadcast(rows, 0)
+            if given:
+                dist.broadcast(flatten(list(leaves.values()), torch.float64).cpu(), 0)
+
+    def _backward(self, own: Tensor, step: int, number: int, cotangent: Tensor) -> None:
+        """Find the gradient of all workers, from the cotangent of a pass that is still kept."""
+        leaves = self._kept.pop(number).leaves
+        self._tell(_Order.BACKWARD, step, number)
+        sent = self._send(cotangent)
+        own.backward(cotangent[: len(own)])  # type: ignore[no-untyped-call]
+        with self._together():
+            for work in sent:
+                work.wait()
+        self.block.take_gradients(leaves)
+        self._add_up()
+        named = dict(self.block.module.named_parameters())
+        for name, leaf in leaves.items():  # where the block will look for it
+            leaf.grad = named[name].grad
 
     def represent(self, x: Tensor, alone: bool = False) -> Tensor:
         """Return the exact representation of some rows, in evaluation mode."""
@@ -225,12 +267,10 @@ class WorkerGroup:
             match order.tolist():
                 case [_Order.STATE, step, length, _]:
                     self._take_over(step, length)
-                case [_Order.FORWARD, step, whole, key]:
-                    self._kept = self._compute(step, bool(whole), key)
-                    if self._kept is not None:
-                        self._reply(self._kept.detach())
-                case [_Order.BACKWARD, step, _, _]:
-                    self._learn(step)
+                case [_Order.FORWARD, count, how, key]:
+                    self._follow(count, _With(how), key)
+                case [_Order.BACKWARD, step, number, _]:
+                    self._learn(step, number)
                 case [_Order.REPRESENT, count, alone, _]:
                     self._represent(count, bool(alone))
                 case [_Order.END, *_]:
@@ -251,15 +291,33 @@ class WorkerGroup:
         with self._together():
             dist.broadcast(data, 0)
         self.block.load_state_dict(checkpoint.from_bytes(data.numpy().tobytes()))
-        self._step, self._kept = step, None
+        self._step = step
+        self._kept.clear()
 
-    def _learn(self, step: int) -> None:
+    def _follow(self, count: int, how: _With, key: int) -> None:
+        """Compute this worker's part of a forward pass."""
+        rows: Rows = torch.empty(count, dtype=torch.int64) if count else ALL
+        leaves = self.block.leaves() if how else {}
+        with self._together():
+            if isinstance(rows, Tensor):
+                dist.broadcast(rows, 0)
+            if _With.GIVEN in how:
+                values = torch.empty(sum(leaf.numel() for leaf in leaves.values()), dtype=torch.float64)
+                dist.broadcast(values, 0)
+                unflatten(values, list(leaves.values()))
+        _, h = self._compute(rows, key, leaves)
+        if h is not None:
+            self._reply(h.detach())
+
+    def _learn(self, step: int, number: int) -> None:
         for ended in range(self._step, step):
             self.block.end_step(ended)
         self._step = step
         self.block.zero_grad()
-        if self._kept is not None:
-            self._kept.backward(self._receive(torch.empty_like(self._kept)))  # type: ignore[no-untyped-call]
+        done = self._kept.pop(number)
+        if done.h is not None:
+            done.h.backward(self._receive(torch.empty_like(done.h)))  # type: ignore[no-untyped-call]
+        self.block.take_gradients(done.leaves)
         self._add_up()
         self.block.update()
 
@@ -269,64 +327,6 @@ class WorkerGroup:
             shape = (part.stop - part.start, *self.features.shape[1:])
             x = self._receive(torch.empty(shape, dtype=self.features.dtype))
             self._reply(represent(self.block.module, x, alone))
-
-
-class GroupModel:
-    """The local model of a party whose passes are shared by a group of workers; this is the one of rank 0."""
-
-    def __init__(self, group: WorkerGroup, key: int) -> None:
-        """Give all workers the model as it is here. The key is private to the party and seeds dropout."""
-        self.group = group
-        self.key = key
-        self.block = group.block
-        group.share()
-
-    def forward(self, rows: Rows, step: int, turn: int = 0, values: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Return H_k(x_k) of these rows; its backward pass is shared as well.
-
-        `values` are not needed: the models of a group change no buffers, and a group has no pipeline.
-        """
-        return self.group.forward(rows, step, derive(self.key, step, turn))
-
-    def represent(self, x: Tensor, alone: bool = False) -> Tensor:
-        """Return the representation of rows in evaluation mode."""
-        return self.group.represent(x, alone)
-
-    def load_state_dict(self, state: dict[str, Any], step: int) -> None:
-        """Restore x_k here and at all other workers."""
-        self.block.load_state_dict(state)
-        self.group.share(step)
-
-
-def workers_of(party: Party) -> WorkerGroup | None:
-    """Return the workers that share a party's computing, if there are any."""
-    return party.model.group if isinstance(party.model, GroupModel) else None
-
-
-def _meet(rank: int, size: int) -> Store:
-    """Return a store that the workers of this start have to themselves.
-
-    torchrun's own outlives a restart, with the addresses of the dead in it, and who looks there too early dials them.
-    So every worker asks for a new place under a word that nobody has used before, and rank 0 answers until all
-    are there.
-    """
-    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=SECONDS)))
-    word = secrets.token_hex(8)
-    if rank:
-        store.set(f"hello {rank}", word)
-        place = store.get(f"answer to {word}").decode()
-        store.set(f"{place} {rank}", "here")
-        return PrefixStore(place, store)
-    absent, ends = set(range(1, size)), time.monotonic() + SECONDS
-    while absent:
-        for other in sorted(absent):
-            if store.check([f"hello {other}"]):  # perhaps a dead one's, and then there will be another
-                store.set(f"answer to {store.get(f'hello {other}').decode()}", word)
-        absent = {other for other in absent if not store.check([f"{word} {other}"])}
-        if time.monotonic() > ends:
-            raise RuntimeError(f"workers {sorted(absent)} did not come within {SECONDS:,.0f} seconds")
-        time.sleep(0.01)
-    return PrefixStore(word, store)
 
 
 def _refuse_batch_norm(module: nn.Module, name: str, workers: int) -> None:
