@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from benchmarks import federation
+from benchmarks.replay import Replies
 from efvfl.config.run_file import RunConfig
 from efvfl.network.training import participant_data
 from efvfl.network.training.participant_data import ParticipantData
@@ -75,8 +76,8 @@ def hold(config: RunConfig, name: str) -> ParticipantData:
 
 
 @contextmanager
-def network(config: RunConfig) -> Iterator[ServerProcess]:
-    """Start a federation whose parties are connected by lines."""
+def network(config: RunConfig, replies: Mapping[str, Replies] | None = None) -> Iterator[ServerProcess]:
+    """Start a federation whose parties are connected by lines; with `replies` they compute nothing (replay.py)."""
     context = multiprocessing.get_context("spawn")
     started: list[BaseProcess] = []
 
@@ -89,7 +90,7 @@ def network(config: RunConfig) -> Iterator[ServerProcess]:
 
     with tempfile.TemporaryDirectory() as place:
         try:
-            with federation.network(config, partial(hold, config), Path(place), behind_lines) as serving:
+            with federation.network(config, partial(hold, config), Path(place), behind_lines, replies) as serving:
                 yield serving
         finally:
             for process in started:  # after the parties, which would otherwise log errors

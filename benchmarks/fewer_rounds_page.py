@@ -30,15 +30,18 @@ TEXT = """## Fewer rounds over a slow line
 
 Time and bytes until a target is reached, over a line with a round trip of 20 ms and 10 Mbit/s up (100 Mbit/s down),
 emulated for each party, with mutual TLS and private labels. Rounds and bytes are counted in one process, which trains
-the same model bit for bit (`python -m benchmarks.fewer_rounds count`); the seconds of a round are measured over the
-line, as many rounds as the target takes and at least 60 (`python -m benchmarks.fewer_rounds time`), on two cores for
-all processes. Each setting has the learning rate, of a small grid, that reaches the target soonest with another seed.
-Rounds, bytes and seconds are means over three seeds; the range of rounds is in brackets. "Kept" is the metric of test
-rows, in per cent, of the model that is best on validation rows, which early stopping keeps, with its standard deviation
-over the seeds; "last" is that of the last model. Ternary is `uniform` with
-one level on each side of zero and a scale for each row, and seven levels for the cotangents; the others send exact
-cotangents. Cached steps remember the batches of one epoch. FedBCD and CELU are without compression and error
-feedback, as in their papers, with four local steps between two rounds.
+the same model bit for bit (`python -m benchmarks.fewer_rounds count`). The seconds of a round are measured over the
+line, as many rounds as the target takes and at least 60 (`python -m benchmarks.fewer_rounds time`): server, TLS, logs
+and line are real, and parties have machines of their own, which two cores are not: each sleeps for as long as its
+computing took alone on a core, and sends what it computed then (`benchmarks/replay.py`).
+
+Each setting has the learning rate, of a small grid, that reaches the target soonest with another seed. Rounds, bytes
+and seconds are means over three seeds; the range of rounds is in brackets. "Kept" is the metric of test rows, in per
+cent, of the model that is best on validation rows, which early stopping keeps, with its standard deviation over the
+seeds; "last" is that of the last model. Ternary is `uniform` with one level on each side of zero and a scale for each
+row, and seven levels for the cotangents; the others send exact cotangents. Cached steps remember the batches of one
+epoch, unless it says otherwise. "Both" is a window of 2 and 9 cached steps. FedBCD and CELU are without compression
+and error feedback, as in their papers, with four local steps between two rounds.
 """
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from efvfl.config.run_file import MethodConfig, RunConfig
 from efvfl.data import digits
 from efvfl.runs.build import make_federation
-from efvfl.runs.candidates import RECOMMENDED, with_setting
+from efvfl.runs.candidates import ROW_7, TERNARY, Setting, with_setting
 from efvfl.runs.line import Line
 from efvfl.runs.plots import draw_race
 from efvfl.runs.terminal import race, train_with_bar
@@ -31,7 +31,7 @@ def configs() -> dict[str, RunConfig]:
         title: replace(BASE, method=MethodConfig(name, COMPRESSOR, COMPRESSOR))  # type: ignore[arg-type]
         for title, name in (("SVFL", "svfl"), ("CVFL", "cvfl"), ("EF-VFL", "efvfl"))
     }
-    return found | {"+ cached": with_setting(BASE, RECOMMENDED)}
+    return found | {"+ cached": with_setting(BASE, Setting(TERNARY, ROW_7, cached=9))}
 
 
 def run_demo(out: Path, console: Console, seed: int = 0) -> dict[str, list[Record]]:
