@@ -21,8 +21,8 @@ def draw_run(path: Path, name: str, records: Sequence[Record], metric: str = "ac
     """Draw two panels: training loss by epoch, and the validation metric by megabytes sent, both directions."""
     losses = [r.train["loss"] for r in records]
     scale = "log" if min(losses, default=1) > 0 else "linear"
-    left = Panel({name: ([r.epoch for r in records], losses)}, {"xlabel": "epoch", "ylabel": "training loss"})
-    _draw(path, name, Panel(left.curves, {**left.settings, "yscale": scale}), _by_bytes({name: records}, metric))
+    left = Chart({name: ([r.epoch for r in records], losses)}, {"xlabel": "epoch", "ylabel": "training loss"})
+    _draw(path, name, Chart(left.curves, {**left.settings, "yscale": scale}), _by_bytes({name: records}, metric))
 
 
 def draw_race(path: Path, runs: Mapping[str, Sequence[Record]], title: str, line: Line) -> None:
@@ -30,28 +30,28 @@ def draw_race(path: Path, runs: Mapping[str, Sequence[Record]], title: str, line
     seconds = {n: ([shared_line_seconds(r, line) for r in rs], _metric(rs, "accuracy")) for n, rs in runs.items()}
     where = f"seconds at {line.up / 1e6:g} Mbit/s and {1e3 * line.round_trip:g} ms (arithmetic)"
     settings = {"xlabel": where, "ylabel": "validation accuracy", "xscale": "log"}
-    _draw(path, title, Panel(seconds, settings), _by_bytes(runs, "accuracy"))
+    _draw(path, title, Chart(seconds, settings), _by_bytes(runs, "accuracy"))
 
 
 @dataclass(frozen=True)
-class Panel:
+class Chart:
     """One half of a picture."""
 
     curves: Curves
     settings: Mapping[str, str]  # of matplotlib's axes
 
 
-def _by_bytes(runs: Mapping[str, Sequence[Record]], metric: str) -> Panel:
+def _by_bytes(runs: Mapping[str, Sequence[Record]], metric: str) -> Chart:
     sent = {n: ([(r.bytes_up + r.bytes_down) / 1e6 for r in rs], _metric(rs, metric)) for n, rs in runs.items()}
     settings = {"xlabel": "megabytes sent, both directions", "ylabel": f"validation {metric}", "xscale": "log"}
-    return Panel(sent, settings)
+    return Chart(sent, settings)
 
 
 def _metric(records: Sequence[Record], metric: str) -> list[float]:
     return [record.validation.get(metric, float("nan")) for record in records]
 
 
-def _draw(path: Path, title: str, *panels: Panel) -> None:
+def _draw(path: Path, title: str, *panels: Chart) -> None:
     with optional("plots", "a picture of a run"):
         from matplotlib.figure import Figure
 
