@@ -9,7 +9,10 @@ export PYTHONDONTWRITEBYTECODE :=
 # Of pytest, or of chaos.py: `make test ARGS='-p no:randomly'` keeps the order of the files, `ARGS='-k alignment -n 0'` picks some.
 ARGS ?=
 
-.PHONY: demo credit two-banks test test-fast coverage check bench bench-full performance architecture chaos fuzz \
+# How many processes run tests. More than cores may pay off: some tests wait.
+JOBS ?= auto
+
+.PHONY: demo credit two-banks test test-fast test-others coverage check bench bench-full performance architecture chaos fuzz \
 	results format clean
 
 demo: $(READY)
@@ -22,18 +25,21 @@ two-banks: $(READY)
 	$(BIN)/python examples/two_banks/run.py
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow and not system' \
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not slow and not system' \
 		--ignore=tests/network --ignore=tests/cli --ignore=tests/experiments $(ARGS)
 
-# The whole suite, beside a count of the branches it takes in the packages that everything rests on, which must
-# be nearly all. CI runs this in place of `make test`: everything once.
+# The tests that together take nearly every branch of the packages that everything rests on, and a gate on that share.
 coverage: $(READY)
-	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS) \
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --covered=only $(ARGS) \
 		--cov=efvfl.core --cov=efvfl.wire --cov=efvfl.compress --cov-report= --cov-report=json:.coverage.json
 	$(BIN)/python -m tools.branches .coverage.json
+
+# All tests but those of `make coverage`: the two together run every test once, as CI does.
+test-others: $(READY)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --covered=skip $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -18,12 +18,35 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Folders whose tests build whole federations, with sockets, certificates, files and commands.
 SYSTEM = tuple(Path(__file__).parent / name for name in ("cli", "network"))
 
+# What `--covered` is about: tests that together take nearly every branch of core, wire and compress, and are not slow.
+COVERED = tuple(
+    Path(__file__).parent / name
+    for name in (
+        "wire",
+        "compress",
+        "core",
+        "contracts",
+        "oracles",
+        "training",
+        "config",
+        "network/training",
+        "runs/test_metrics.py",
+        "runs/test_estimators.py",
+        "util",
+    )
+)
+
 # Fixtures that start processes or train for seconds: whoever asks for one is slow.
 SLOW = {"played", "story", "tapped", "warm_pool"}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let CI run every test once, and under coverage only those that the gate on branches needs."""
+    parser.addoption("--covered", choices=["only", "skip"], help="only the tests of `make coverage`, or all others")
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Mark tests by their folders and fixtures, before `-m` looks at the marks; then have the slow ones run first.
 
     The order is otherwise as chance or the files have it: a slow test at the end would leave the other cores idle.
@@ -33,5 +56,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
             item.add_marker(pytest.mark.system)
         if SLOW.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
+    if wanted := config.getoption("--covered"):
+        items[:] = [item for item in items if _covered(item) == (wanted == "only")]
     yield
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def _covered(item: pytest.Item) -> bool:
+    return not item.get_closest_marker("slow") and any(item.path.is_relative_to(folder) for folder in COVERED)
