@@ -49,7 +49,6 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(TERNARY, ROW_7, window=4),
     Setting(ROW_7, ROW_7, window=2),
     Setting(TERNARY, ROW_7, batch=4, window=2),
-    Setting(BLOCK_15, BLOCK_15, window=4),
     Setting(TOP_K, TOP_K, window=2, cached=4),
 )
 
