@@ -126,10 +126,11 @@ def _say_lacking(held: HeldRows, shown: Sequence[str], normal: Sequence[str], ou
     """End with an error of its own after the predictions are written."""
     example, names = next((s, held.lacking[n]) for s, n in zip(shown, normal, strict=True) if n in held.lacking)
     lost = sum(i in held.lacking for i in normal)
+    who = f"{' and '.join(names)} {'does' if len(names) == 1 else 'do'} not"
     where = f"{out} has no prediction for them" if len(held.output) else "nothing was written"
     raise IncompleteError(
         f"{lost:,} of {len(normal):,} rows were not predicted, because not all parties hold them, such as "
-        f"{example!r:.80}, which {', '.join(names)} does not: {where}. The parties' own logs say how many they lack."
+        f"{example!r:.80}, which {who}: {where}. The parties' own logs say how many they lack."
     )
 
 

@@ -45,7 +45,8 @@ class JointPrediction:
     def _predict_part(self, ids: list[str]) -> HeldRows:
         """Predict at most as many rows as one question has; who lacks some is asked for the others again."""
         answers = self._ask(dict.fromkeys(self.widths, ids))
-        lacks = {name: {ids[place] for place in lacking(name, answers[name], len(ids))} for name in answers}
+        # In the parties' order, not in that of their answers: errors name them.
+        lacks = {name: {ids[place] for place in lacking(name, answers[name], len(ids))} for name in self.widths}
         gone = {i: [name for name, those in lacks.items() if i in those] for i in set().union(*lacks.values())}
         held = [i for i in ids if i not in gone]
         if not held:
