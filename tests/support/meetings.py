@@ -138,7 +138,6 @@ class Meeting:
     """A server and its members; each joins when it is told to."""
 
     def __init__(self, folder: Path, config: RunConfig | None = None, data: Path = Path()) -> None:
-        self.threads_before = threading.enumerate()
         self.config = config or settings()
         self.data = data
         own = own_copy(self.config, "")

@@ -61,11 +61,17 @@ def said(caplog: pytest.LogCaptureFixture, text: str) -> None:
 
 
 def until_links_are(meeting: Meeting, count: int) -> None:
-    """Wait until so many threads of a meeting read from links."""
+    """Wait until so many threads of a meeting read from links; those of other tests' servers do not count."""
     deadline = time.monotonic() + SECONDS
-    while len({t for t in threading.enumerate() if t.name == "efvfl-connection"} - set(meeting.threads_before)) > count:
-        assert time.monotonic() < deadline, "a thread that reads from a link is still there"
+    while len(left := [t for t in threading.enumerate() if _reads_for(meeting, t)]) > count:
+        assert time.monotonic() < deadline, f"expected {count} threads that read from links, got {left}"
         time.sleep(0.01)
+
+
+def _reads_for(meeting: Meeting, thread: threading.Thread) -> bool:
+    """Whether a thread reads from one of a meeting's links."""
+    work = getattr(thread, "_target", None)  # gone with the thread's end
+    return thread.name == "efvfl-connection" and getattr(work, "__self__", None) is meeting.requests
 
 
 def test_a_calm_meeting_equals_one_process(meeting: Meeting) -> None:
