@@ -9,8 +9,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # Of pytest, or of chaos.py: `make test ARGS='-p no:randomly'` keeps the order of the files, `ARGS='-k alignment -n 0'` picks some.
 ARGS ?=
 
-# How many processes run tests. More than cores may pay off: some tests wait.
-JOBS ?= auto
+# How many processes run tests: one more than there are cores pays off, because some tests wait.
+JOBS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 
 .PHONY: demo credit two-banks test test-fast test-others coverage check bench bench-full performance architecture chaos fuzz \
 	results format clean

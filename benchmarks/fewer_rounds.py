@@ -91,7 +91,6 @@ def settings() -> list[Setting]:
         Setting(name, extra, method, agreement)
         for name, method in METHODS.items()
         for extra, agreement in EXTRAS.items()
-        if method["name"] != "cvfl" or extra in ("", "both")
     ]
     svfl = METHODS["SVFL"]
     of_one_batch = {"cached": {"steps": 4, "batches": 1, "angle": 180.0}}

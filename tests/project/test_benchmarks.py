@@ -149,13 +149,13 @@ def test_bytes_are_taken_apart_completely() -> None:
 
 
 def test_the_page_is_made_of_the_committed_numbers() -> None:
-    assert performance.PAGE.read_text(encoding="utf-8") == performance.page(*performance.read())
+    assert performance.PAGE.read_text(encoding="utf-8") == performance.page(performance.read())
 
 
 def test_every_target_that_is_missed_is_explained() -> None:
-    report, _, peers, notes = performance.read()
-    for line in performance.missed([*report.lines, performance.peer_line(peers.rows)]):
-        assert {"bound", "tried"} <= set(notes.get(line.name, {})), (
+    results = performance.read()
+    for line in performance.missed(performance.all_lines(results)):
+        assert {"bound", "tried"} <= set(results.notes.get(line.name, {})), (
             f"benchmarks/notes.toml does not explain {line.name}"
         )
 
