@@ -83,6 +83,26 @@ def test_every_split_has_weights_with_a_mean_of_one_and_no_row_without(folder: P
     assert float(subset.weights.mean()) == pytest.approx(1)
 
 
+def test_a_table_of_labels_alone_has_its_weights(folder: Path) -> None:
+    expected = load_data(settings(), folder).train
+    pl.read_csv(folder / "bank.csv").select("person", "paid", "counts").write_csv(folder / "labels.csv")
+    counting = pl.read_csv(folder / "bank.csv").filter(pl.col("counts") > 0).select("person", "debt")
+    counting.write_csv(folder / "bank.csv")
+    labels = {"path": "labels.csv", "id": "person", "label": "paid", "weight": "counts"}
+    config = settings(
+        data={"align": "none", "validation": 0.1, "test": 0.1, **labels},
+        party=[
+            {"name": "bank", "data": {"path": "bank.csv", "id": "person"}},
+            {"name": "shop", "data": {"path": "shop.parquet", "id": "who", "columns": ["bought"]}},
+        ],
+    )
+    found = load_data(config, folder).train
+    assert expected.weights is not None
+    assert found.weights is not None
+    assert torch.equal(found.weights, expected.weights)
+    assert_same(reference(config), networked(config, folder / "net"))
+
+
 def test_weights_reach_the_server_and_send_nothing_more(folder: Path) -> None:
     weighted = make_federation(settings(), load_data(settings(), folder))
     data = pl.read_csv(folder / "bank.csv").filter(pl.col("counts") > 0).with_columns(counts=pl.lit(2.5))
@@ -121,6 +141,7 @@ def test_with_shared_labels_all_files_say_whether_rows_have_weights() -> None:
     ("values", "text"),
     [
         (["1"] * (ROWS - 1) + [""], "the weight 'counts' is missing in 1 of 40 rows: fill it, with 0 where"),
+        (["0"] * ROWS, "the weight 'counts' is zero in all rows"),
         (["1"] * (ROWS - 1) + ["-2"], "expected numbers of 0 or more as the weight 'counts', got -2"),
         (["1"] * (ROWS - 1) + ["much"], "expected numbers as the weight 'counts', got 1 other values, such as 'much'"),
     ],

@@ -51,13 +51,17 @@ def own_part(config: RunConfig, salt: str, weights: Tensor | None) -> dict[str, 
     here = config.label_holder
     table = {
         "class_weights": config.class_weights,
-        "weights": None if weights is None else digest({"salt": salt, "weights": weights.tolist()}),
+        "weights": None if weights is None else _salted(salt, weights),
         "fusion": asdict(config.fusion),
         "protect": asdict(config.protect),
         "model": asdict(model_config(config, here)) if here else None,
         "private_seed": digest({"salt": salt, "seeds": [config.private_seed, config.of(here).private_seed]}),
     }
     return dict(json.loads(json.dumps(table)))
+
+
+def _salted(salt: str, numbers: Tensor) -> str:
+    return hashlib.blake2b(salt.encode() + numbers.numpy().tobytes(), digest_size=16).hexdigest()
 
 
 def digest(table: Mapping[str, Any]) -> str:

@@ -77,9 +77,7 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
     validation_fraction: float = 0.0  # share of the rows to hold out
     early_stopping: bool = False  # stop and choose the parameters by the validation loss
     types: Mapping[str | int, ColumnType] | None = None  # of columns, by name or index, as in a run file
-    missing: Sequence[str] | None = (
-        None  # texts that mean a missing value; None: the usual ones, among numbers and dates
-    )
+    missing: Sequence[str] | None = None  # texts that mean a missing value; None: the usual ones
     threads: int = 1  # of torch; small models are fastest with one, 0: as torch decides
     warm_start: bool = False  # go on from the parameters of the last fit
     random_state: Any = 0
@@ -162,8 +160,8 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         local = {name: self._local_model(run, name, encoder.layout) for name, encoder in self.encoders_.items()}
         head = head_model(run, [run.model.width] * len(local), outputs)
         if self._continues:
-            last = dict(zip(local, self._models, strict=True)) | {"the server": self._fusion.head}
-            estimator_warm_start.take_over(local | {"the server": head}, last)
+            last = [*self._models, self._fusion.head]
+            estimator_warm_start.take_over([*local, "the server"], [*local.values(), head], last)
         self.federation_ = federate(
             {name: x[rows] for name, x in features.items()},
             labels[rows],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -30,16 +30,16 @@ def check_columns(encoders: Mapping[str, Encoder], parties: Mapping[str, list[st
             )
 
 
-def take_over(modules: Mapping[str, nn.Module], last: Mapping[str, nn.Module]) -> None:
-    """Give modules the parameters that they had after the last fit."""
-    for name, module in modules.items():
-        then, now = ({k: tuple(v.shape) for k, v in m.state_dict().items()} for m in (last[name], module))
+def take_over(owners: Sequence[str], modules: Sequence[nn.Module], last: Sequence[nn.Module]) -> None:
+    """Give the modules of these owners the parameters that they had after the last fit."""
+    for owner, module, trained in zip(owners, modules, last, strict=True):
+        then, now = ({k: tuple(v.shape) for k, v in m.state_dict().items()} for m in (trained, module))
         differ = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
         if differ:
             key = differ[0]
             raise ConfigError(
-                f"warm_start: the model of {name!r} is not the one of the last fit: {key} had shape "
+                f"warm_start: the model of {owner!r} is not the one of the last fit: {key} had shape "
                 f"{then.get(key, 'none')} then, and has {now.get(key, 'none')} now. Set model, width and hidden back, "
                 f"{ANEW}."
             )
-        module.load_state_dict(last[name].state_dict())
+        module.load_state_dict(trained.state_dict())

@@ -107,6 +107,8 @@ def row_weights(values: polars.Series, declared: ColumnType | None = None) -> ND
     if wrong.any():
         example = values.gather([int(wrong.argmax())])[0]
         raise DataError(f"expected numbers of 0 or more as the weight {values.name!r}, got {example}: correct it.")
+    if not numbers.any():
+        raise DataError(f"the weight {values.name!r} is zero in all rows, so none would count: correct it.")
     return numbers
 
 
