@@ -30,7 +30,7 @@ def descend(modules: list[nn.Module]) -> None:
     with torch.no_grad():
         for p in (p for module in modules for p in module.parameters()):
             assert p.grad is not None
-            p -= LR * p.grad
+            p.sub_(LR * p.grad)
             p.grad = None
 
 
@@ -38,7 +38,7 @@ def in_one_place() -> list[Tensor]:
     x, models, top = columns(), local_models(), head()
     for rows in schedule(SIZE, STEPS):
         h = torch.stack([m(v[rows]) for m, v in zip(models, x, strict=True)]).mean(0)
-        loss_of(top(h), classes(x), rows).backward()  # type: ignore[no-untyped-call]
+        loss_of(top(h), classes(x), rows).backward()
         descend([top, *models])
     return [p.detach() for module in (top, *models) for p in module.parameters()]
 
@@ -52,9 +52,9 @@ def with_error_feedback(ratio: float) -> list[Tensor]:
         for g, h in zip(surrogates, exact, strict=True):
             g[rows] += topk(ratio)(h.detach() - g[rows])
         leaves = [g[rows].clone().requires_grad_() for g in surrogates]
-        loss_of(top(torch.stack(leaves).mean(0)), classes(x), rows).backward()  # type: ignore[no-untyped-call]
+        loss_of(top(torch.stack(leaves).mean(0)), classes(x), rows).backward()
         for h, leaf in zip(exact, leaves, strict=True):
-            h.backward(leaf.grad)  # type: ignore[no-untyped-call]
+            h.backward(leaf.grad)
         descend([top, *models])
     return [p.detach() for module in (top, *models) for p in module.parameters()]
 
@@ -95,8 +95,9 @@ def test_the_loss_of_a_record_is_weighted_and_the_metric_is_not() -> None:
     assert record.train["accuracy"] == pytest.approx(float((output.argmax(1) == classes(x)).double().mean()))
     assert record.validation == record.train
     with_graph = run.fusion([m(v) for m, v in zip(run.models, x, strict=True)])
-    loss_of(with_graph, classes(x), everything).backward()  # type: ignore[no-untyped-call]
-    by_hand = sum(float(p.grad.square().sum()) for m in (run.fusion, *run.models) for p in m.parameters())  # type: ignore[union-attr]
+    loss_of(with_graph, classes(x), everything).backward()
+    slopes = [p.grad for m in (run.fusion, *run.models) for p in m.parameters()]
+    by_hand = sum(float(slope.square().sum()) for slope in slopes if slope is not None)
     assert record.gradient == pytest.approx(by_hand)
 
 

@@ -216,7 +216,7 @@ def test_types_and_missing_texts_are_those_of_run_files() -> None:
         **QUICK,
     ).fit(table, y)
     assert model.encoders_["bank"].names == ["code", "sum"]
-    assert model.encoders_["bank"].columns[1].high == 6.25
+    assert model.encoders_["bank"].columns[1].high == 6.25  # type: ignore[union-attr]
     assert model.encoders_["shop"].names == ["age", "age is missing", "x"]
     shown = model.predict_proba(table[:2])
     gaps = table[:2].with_columns(age=polars.Series(["0", None]))

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from efvfl.config.column_types import ColumnType
 from efvfl.config.run_file import RunConfig, read
 from efvfl.core import ranges
+from efvfl.core.fusion import Fusion
 from efvfl.core.losses import Loss
 from efvfl.errors import ConfigError, DataError, DataWarning, InputError, nearest, whole_number
 from efvfl.models.mlp import seeded_model
@@ -184,8 +185,8 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
             setup=Setup(combine=run.fusion.combine, label_holder=run.label_holder),
         )
         self.records_ = self._learn(self.federation_, run.epochs)
-        self._models = [_for_prediction(module) for module in self.federation_.models]
-        self._fusion = _for_prediction(self.federation_.fusion)
+        self._models: list[nn.Module] = [_for_prediction(module) for module in self.federation_.models]
+        self._fusion: Fusion = _for_prediction(self.federation_.fusion)
 
     def _fit_encoders(self, frame: polars.DataFrame, rows: NDArray[np.int64]) -> None:
         """Fit an encoder of every party's columns to the training rows, or keep those of the last fit."""
@@ -196,7 +197,9 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
             return
         settings = table_settings(parties, frame.columns, self.types, self.missing)
         with _input():
-            self.encoders_ = {n: Encoder.fit(frame[rows].select(c), settings[n]) for n, c in parties.items()}
+            self.encoders_: dict[str, Encoder] = {
+                n: Encoder.fit(frame[rows].select(c), settings[n]) for n, c in parties.items()
+            }
         _warn([text for e in self.encoders_.values() for text in (*e.doubts, *(u.text() for u in e.unreadable(frame)))])
 
     def _seed(self) -> int:

@@ -71,11 +71,11 @@ class VerticalClassifier(ClassifierMixin, Vertical):  # type: ignore[misc]
         loss = LOSSES["binary_cross_entropy" if len(self.classes_) == 2 else "cross_entropy"]
         if self.class_weight is None:
             return loss
-        chosen = self.class_weight
-        if not isinstance(chosen, str) or chosen != "balanced":
-            chosen = compute_class_weight(chosen, classes=self.classes_, y=target).tolist()
+        wanted: str | list[float] = "balanced"
+        if self.class_weight != wanted:
+            wanted = compute_class_weight(self.class_weight, classes=self.classes_, y=target).tolist()
         row_weights = None if weights is None else torch.from_numpy(weights)
-        return weighted(loss, class_weights(chosen, labels, len(self.classes_), row_weights))
+        return weighted(loss, class_weights(wanted, labels, len(self.classes_), row_weights))
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
         """Return logits: shape (rows,) for two classes, above 0 for the second one; else (rows, classes)."""

@@ -103,8 +103,9 @@ def held_out(pair: Any, names: list[str], train: Split, what: str) -> Split | No
     """Return rows that are not trained on, which must be like those that are; None: there are none."""
     if pair is None:
         return None
-    if not isinstance(pair, tuple | list) or len(pair) not in (2, 3):
-        raise ConfigError(f"expected {what}=(features, labels) or (features, labels, weights), got {describe(pair)}.")
+    weighted = isinstance(pair, tuple) and len(pair) == 3  # a list of three may be the features alone
+    if not weighted and (not isinstance(pair, tuple | list) or len(pair) != 2):
+        raise ConfigError(f"expected {what}=(features, labels), got {describe(pair)}. Weights of rows may be third.")
     target = targets(pair[1], f"{what} labels")
     if not len(target):
         return None
@@ -115,7 +116,7 @@ def held_out(pair: Any, names: list[str], train: Split, what: str) -> Split | No
             f"the {what} labels are {target.dtype} of shape {tuple(target.shape)}, but those of training are "
             f"{train.labels.dtype} of shape {tuple(train.labels.shape)}: both must be of one kind."
         )
-    weights = row_weights(pair[2] if len(pair) == 3 else None, len(target), f"{what} weights")
+    weights = row_weights(pair[2] if weighted else None, len(target), f"{what} weights")
     return Split(list(named.values()), target, weights)
 
 
