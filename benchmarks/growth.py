@@ -20,6 +20,7 @@ from efvfl.core.batches import Rows
 from efvfl.core.fusion import Fusion
 from efvfl.core.memory import ErrorFeedback
 from efvfl.core.plan import Plan
+from efvfl.core.targets import Targets
 from efvfl.training.transport import LocalTransport
 
 BATCH = 128
@@ -62,10 +63,10 @@ def federation(samples: int, agreement: Agreement, parties: int = PARTIES) -> Fe
         optimizer=Optimizer("SGD", {"lr": SHALLOW.rate}),
     )
     labels = torch.arange(samples) % CLASSES
-    server = make_server(plan, fusion, labels, 0)
+    server = make_server(plan, fusion, Targets(labels), 0)
     members = {}
     for k, (name, model) in enumerate(zip(plan.names, local, strict=True)):
-        shared = None if agreement.private else SharedParts(labels, copy.deepcopy(fusion), server.channels)
+        shared = None if agreement.private else SharedParts(Targets(labels), copy.deepcopy(fusion), server.channels)
         members[name] = make_party(plan, name, plain_model(plan, name, model, Made(samples, k), k), k, shared)
     return Federation(server, LocalTransport(members), splits={})
 

@@ -38,6 +38,7 @@ from efvfl.core.channel import Channel
 from efvfl.core.fusion import Fusion
 from efvfl.core.memory import ErrorFeedback
 from efvfl.core.plan import Plan
+from efvfl.core.targets import Targets
 from efvfl.experiments.tables import as_markdown
 from efvfl.runs.build import load_data, make_federation
 from efvfl.training.transport import LocalTransport
@@ -111,9 +112,9 @@ def federation(samples: int, agreement: Agreement, folder: Path | None) -> Feder
     parties = {}
     for name, source in zip(names, sources, strict=True):
         model = nn.Sequential(nn.Linear(COLUMNS, WIDTH), nn.Tanh())
-        shared = None if agreement.private else SharedParts(labels, fusion())
+        shared = None if agreement.private else SharedParts(Targets(labels), fusion())
         parties[name] = make_party(plan, name, plain_model(plan, name, model, source, 2), 2, shared)
-    server = make_server(plan, fusion(), labels, 3)
+    server = make_server(plan, fusion(), Targets(labels), 3)
     return Federation(server, LocalTransport(parties), {})
 
 

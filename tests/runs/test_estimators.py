@@ -70,7 +70,12 @@ PARTIES = {"bank": ["town", "income"], "telco": ["debt", "since", "married"]}
 
 # A quarter of the default number of epochs: these checks are about types and shapes, and what they want is learnt soon.
 @pytest.mark.slow
-@parametrize_with_checks([VerticalClassifier(epochs=25), VerticalRegressor(epochs=25)])
+@parametrize_with_checks(
+    [VerticalClassifier(epochs=25), VerticalRegressor(epochs=25)],
+    expected_failed_checks=lambda estimator: {
+        "check_sample_weight_equivalence_on_dense_data": "a row that is repeated is compressed and encoded as several"
+    },
+)
 def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
     check(estimator)
 

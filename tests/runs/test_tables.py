@@ -240,7 +240,14 @@ def test_labels_of_any_form() -> None:
     for series, loss, text in (
         (pl.Series("y", [1, None]), "cross_entropy", "missing in 1 of 2"),
         (pl.Series("y", ["a", "a"]), "cross_entropy", "expected two or more classes as the label 'y', got"),
-        (pl.Series("y", ["a", "b"]), "mse", "loss 'mse': expected numbers as the label 'y', got String"),
+        (pl.Series("y", ["a", "b"]), "mse", "loss 'mse': expected numbers as the label 'y', got 2 other values"),
+        (pl.Series("y", [True, False]), "mse", "loss 'mse': expected numbers as the label 'y', got Boolean"),
+        (pl.Series("y", ["1,5", "NA"]), "huber", "got 1 other values, such as 'NA'"),
+        (
+            pl.Series("y", [f"{n},5 %" for n in range(101)]),
+            "cross_entropy",
+            "101 different numbers, too many for classes",
+        ),
         (
             pl.Series("y", np.linspace(0.1, 0.9, 200)),
             "cross_entropy",

@@ -43,6 +43,7 @@ class DataConfig:
     augment: bool = True  # CIFAR: random crops and flips
     id: str = ""  # table of the labels: the column that names the rows
     label: str = ""  # table of the labels: the column to predict
+    weight: str = ""  # table of the labels: the column that says how much a row counts in the loss; none: all alike
     align: Literal["psi", "hash", "none"] = "psi"  # tables: how parties find the rows they share
     id_format: tuple[Literal["strip", "case", "zeros"], ...] = ("strip",)  # what makes no difference between ids
     duplicates: Literal["refuse", "first", "drop"] = "refuse"  # rows of one table with the same id
@@ -182,6 +183,7 @@ class OwnData:
     new: str = ""  # the same for rows that were added later, to predict; no labels are needed
     id: str = ""  # table: the column that names the rows
     label: str = ""  # table: the column to predict, at the label holder only
+    weight: str = ""  # table: beside the label, the column that says how much a row counts in the loss
     columns: tuple[str, ...] = ()  # table: those to use; empty: all that are left
     leave_out: tuple[str, ...] = ()  # table: those not to use
     types: dict[str, ColumnType] = field(default_factory=dict)
@@ -292,6 +294,11 @@ class RunConfig:
             mapped=self.memory == "mapped",
             on_missing=self.network.on_missing,
         )
+
+    @property
+    def weighted(self) -> bool:
+        """Whether rows have weights, as far as this copy of the file says."""
+        return bool(self.data.weight or any(party.data and party.data.weight for party in self.party))
 
     def of(self, name: str) -> PartyConfig:
         """Return what is special about a party; nothing, if the file does not mention it."""

@@ -28,14 +28,15 @@ from efvfl.core.private_labels import PrivateLabelsParty, PrivateLabelsServer
 from efvfl.core.protection import Protection
 from efvfl.core.server import Server, ServerLabelMode
 from efvfl.core.shared_labels import SharedLabelsParty, SharedLabelsServer
+from efvfl.core.targets import Targets
 from efvfl.errors import ConfigError
 from efvfl.util.rng import derive
 
 
 def make_server(
-    plan: Plan, fusion: Fusion, labels: Tensor, private_seed: int, protect: Protection | None = None
+    plan: Plan, fusion: Fusion, targets: Targets, private_seed: int, protect: Protection | None = None
 ) -> Server:
-    """Assemble the server from what it alone holds: labels, fusion model, private seed and protection."""
+    """Assemble the server from what it alone holds: targets, fusion model, private seed and protection."""
     block = Block(fusion, plan.optimizer, plan.batches.per_epoch)
     label_mode: ServerLabelMode
     if plan.agreement.shared:
@@ -43,14 +44,14 @@ def make_server(
     else:
         downs = {name: plan.channel(name, "down", derive(private_seed, "noise", name)) for name in plan.names}
         label_mode = PrivateLabelsServer(plan, fusion, downs, protect, derive(private_seed, "protect"))
-    return Server(plan, block, labels, {name: plan.channel(name, "up") for name in plan.names}, label_mode)
+    return Server(plan, block, targets, {name: plan.channel(name, "up") for name in plan.names}, label_mode)
 
 
 @dataclass(frozen=True)
 class SharedParts:
     """What a party holds beside its columns where labels are shared."""
 
-    labels: Tensor
+    targets: Targets
     fusion: Fusion  # a copy to write to
     channels: Mapping[str, Channel] | None = None  # in the server's process: its ends of the parties' channels
 
@@ -75,7 +76,7 @@ def make_party(plan: Plan, name: str, model: LocalModel, private_seed: int, shar
         raise ConfigError(f"labels are shared: party {name!r} needs the labels and a copy of the fusion model.")
     else:
         receiver = _receiver(plan, plan.agreement.shared, shared.fusion)
-        label_mode = SharedLabelsParty(plan, name, shared.labels, receiver, _peers(plan, name, shared))
+        label_mode = SharedLabelsParty(plan, name, shared.targets, receiver, _peers(plan, name, shared))
     return Party(plan, name, model, plan.channel(name, "up", derive(private_seed, "noise")), label_mode)
 
 

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from efvfl.core.agreement import CachedSteps
-from efvfl.core.batches import Batches, Rows, take
-from efvfl.core.fusion import StepContext, head_output, select
+from efvfl.core.batches import Batches, Rows
+from efvfl.core.fusion import StepContext, head_output
+from efvfl.core.targets import Targets
 from efvfl.util.rng import derive
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class ServerBatch:
     step: int
     combined: Tensor  # the surrogates' combination, shape (rows, width)
     slope: Tensor  # the derivative of the loss by it at the time
-    targets: Tensor
+    targets: Targets
     mask: Tensor | None = None  # which rows took part; None: all
 
     @classmethod
@@ -85,11 +86,11 @@ class ServerBatch:
         return {"combined": self.combined, "slope": self.slope} | ({} if self.mask is None else {"mask": self.mask})
 
     @classmethod
-    def of(cls, step: int, batches: Batches, labels: Tensor, saved: dict[str, Tensor]) -> Self:
+    def of(cls, step: int, batches: Batches, targets: Targets, saved: dict[str, Tensor]) -> Self:
         """Return what was saved."""
         mask = saved.get("mask")
-        targets = select(take(labels, batches.rows(step)), mask)
-        return cls(step, saved["combined"], saved["slope"], targets, mask)
+        past = targets.take(batches.rows(step)).select(mask)
+        return cls(step, saved["combined"], saved["slope"], past, mask)
 
 
 Batch = TypeVar("Batch", bound=Remembered)
@@ -151,7 +152,8 @@ def learn_at_server(server: Server, context: StepContext) -> None:
         server.block.zero_grad()
         leaf = past.combined.clone().requires_grad_()
         output = head_output(server.fusion, leaf, derive(server.plan.fusion_key, context.step, turn))
-        of_output, slope = torch.autograd.grad(server.loss(output, past.targets), (output, leaf), retain_graph=True)
+        loss = server.loss(output, past.targets.labels, past.targets.weights)
+        of_output, slope = torch.autograd.grad(loss, (output, leaf), retain_graph=True)
         weights = server.cached.weights(past.slope, slope)
         output.backward(of_output * weights.reshape(-1, *[1] * (output.dim() - 1)))  # type: ignore[no-untyped-call]
         server.block.update()

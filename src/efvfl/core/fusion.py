@@ -11,6 +11,7 @@ from efvfl.core.batches import Rows
 from efvfl.core.block import aside
 from efvfl.core.local_model import evaluating, one_by_one
 from efvfl.core.losses import Loss
+from efvfl.core.targets import Targets
 from efvfl.errors import ConfigError
 from efvfl.util.rng import seeded
 
@@ -100,13 +101,13 @@ class StepContext:
     """One batch at the server: the combined representation, the targets, and which rows take part."""
 
     def __init__(
-        self, step: int, rows: Rows, values: Tensor, targets: Tensor, mask: Tensor | None, needs_cotangent: bool
+        self, step: int, rows: Rows, values: Tensor, targets: Targets, mask: Tensor | None, needs_cotangent: bool
     ) -> None:
         """Take the combined representation of a batch, shape (batch, width); `mask` None: all rows take part."""
         self.step = step
         self.rows = rows
         self.mask = mask
-        self.combined, self.targets = select(values, mask), select(targets, mask)  # of the rows that take part
+        self.combined, self.targets = select(values, mask), targets.select(mask)  # of the rows that take part
         self.combined.requires_grad_(needs_cotangent)
         self.values = values.detach()  # of the whole batch
 
@@ -129,10 +130,10 @@ def select(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def head_loss(
-    fusion: Fusion, combined: Tensor, targets: Tensor, loss: Loss, key: int, keep_buffers: bool = False
+    fusion: Fusion, combined: Tensor, targets: Targets, loss: Loss, key: int, keep_buffers: bool = False
 ) -> Tensor:
     """Return the loss on a combined representation, as `head_output` predicts from it."""
-    return loss(head_output(fusion, combined, key, keep_buffers), targets)
+    return loss(head_output(fusion, combined, key, keep_buffers), targets.labels, targets.weights)
 
 
 def head_output(fusion: Fusion, combined: Tensor, key: int, keep_buffers: bool = False) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -28,10 +29,27 @@ class Loss:
     metric_name: str
     metric: Callable[[Tensor, Tensor], float]  # (output, target) of all rows -> a number, larger is better
     labels: str = "any"  # what it takes: "classes" (from 0), "shares" (between 0 and 1), "numbers" (no bool), "any"
+    each: Callable[[Tensor, Tensor], Tensor] | None = None  # (output, target) -> (rows, ...): rows can have weights
 
-    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the mean loss."""
-        return self.function(output, target)
+    def __call__(self, output: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the mean loss; with weights of rows, the mean of weighted losses.
+
+        It is not divided by the weights of these rows: then a batch would weigh as much as any other, whatever is in
+        it.
+        """
+        if weights is None:
+            return self.function(output, target)
+        assert self.each is not None, "check_weights comes first"
+        of_rows = self.each(output, target).reshape(len(output), -1).mean(dim=1)
+        return (of_rows * weights.to(output.dtype)).mean()
+
+    def check_weights(self, weights: Tensor | None) -> None:
+        """Refuse weights of rows where only the mean of their losses is known."""
+        if weights is not None and self.each is None:
+            raise ConfigError(
+                f"loss {self.name!r}: rows have weights, so expected `each`, its losses of single rows, got none: pass "
+                "Loss(..., each=function), or leave the weights out."
+            )
 
     def check(self, labels: Tensor, what: str = "labels") -> None:
         """Refuse labels that this loss would take for something else."""
@@ -62,20 +80,20 @@ def _accuracy(output: Tensor, target: Tensor) -> float:
     return float((output.argmax(dim=1) == target).double().mean())
 
 
-def _binary(output: Tensor, target: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(_flat(output, target), target.to(output.dtype))
+def _binary(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    return F.binary_cross_entropy_with_logits(_flat(output, target), target.to(output.dtype), reduction=reduction)
 
 
 def _binary_accuracy(output: Tensor, target: Tensor) -> float:
     return float(((_flat(output, target) > 0) == (target > 0.5)).double().mean())
 
 
-def _mse(output: Tensor, target: Tensor) -> Tensor:
-    return F.mse_loss(_flat(output, target), target.to(output.dtype))
+def _mse(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    return F.mse_loss(_flat(output, target), target.to(output.dtype), reduction=reduction)
 
 
-def _huber(output: Tensor, target: Tensor) -> Tensor:
-    return F.huber_loss(_flat(output, target), target.to(output.dtype))
+def _huber(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    return F.huber_loss(_flat(output, target), target.to(output.dtype), reduction=reduction)
 
 
 def _r2(output: Tensor, target: Tensor) -> float:
@@ -89,55 +107,52 @@ def _r2(output: Tensor, target: Tensor) -> float:
     return float(each.mean())
 
 
+def _of_each(function: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    return partial(function, reduction="none")
+
+
 LOSSES = {
     loss.name: loss
     for loss in (
-        Loss("cross_entropy", F.cross_entropy, "accuracy", _accuracy, "classes"),
-        Loss("binary_cross_entropy", _binary, "accuracy", _binary_accuracy, "shares"),  # on logits
-        Loss("mse", _mse, "r2", _r2, "numbers"),
-        Loss("huber", _huber, "r2", _r2, "numbers"),
+        Loss("cross_entropy", F.cross_entropy, "accuracy", _accuracy, "classes", _of_each(F.cross_entropy)),
+        Loss("binary_cross_entropy", _binary, "accuracy", _binary_accuracy, "shares", _of_each(_binary)),  # on logits
+        Loss("mse", _mse, "r2", _r2, "numbers", _of_each(_mse)),
+        Loss("huber", _huber, "r2", _r2, "numbers", _of_each(_huber)),
     )
 }
 
 
 def weighted(loss: Loss, weights: Tensor) -> Loss:
     """Return a loss of classes in which every row counts with the weight of its class."""
-    return replace(loss, function=_Weighted(_EACH[loss.name], weights))
+    each = _OfClasses(loss, weights)
+    return replace(loss, function=each.mean, each=each)
 
 
 @dataclass(frozen=True)
-class _Weighted:
-    """The mean over rows of their weighted losses.
+class _OfClasses:
+    """The losses of rows, each multiplied by the weight of its class."""
 
-    It is not divided by the weights of these rows: then a batch would weigh as much as any other, whatever is in it.
-    """
-
-    each: Callable[[Tensor, Tensor], Tensor]
+    loss: Loss
     weights: Tensor
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        return (self.each(output, target) * self.weights.to(output.dtype)[target.long()]).mean()
+        assert self.loss.each is not None, "only losses of classes are weighted by class"
+        return self.loss.each(output, target) * self.weights.to(output.dtype)[target.long()]
+
+    def mean(self, output: Tensor, target: Tensor) -> Tensor:
+        return self(output, target).mean()
 
 
-def _each_class(output: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(output, target, reduction="none")
-
-
-def _each_binary(output: Tensor, target: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(_flat(output, target), target.to(output.dtype), reduction="none")
-
-
-_EACH = {"cross_entropy": _each_class, "binary_cross_entropy": _each_binary}
-
-
-def class_weights(wanted: str | Sequence[float], labels: Tensor, classes: int) -> Tensor:
+def class_weights(
+    wanted: str | Sequence[float], labels: Tensor, classes: int, row_weights: Tensor | None = None
+) -> Tensor:
     """Return a weight for each class, with a mean of 1 over the rows so that steps keep their size.
 
-    "balanced" weighs every class by the inverse of its share.
+    "balanced" weighs every class by the inverse of its share. Rows that have weights themselves count with these.
     """
-    counts = torch.bincount(labels.long(), minlength=classes).double()
+    counts = torch.bincount(labels.long(), row_weights, minlength=classes).double()
     if isinstance(wanted, str):
-        weights = 1 / counts.clamp(min=1)
+        weights = 1 / counts.where(counts > 0, 1.0)  # no row has the weight of a class without rows
     else:
         if len(wanted) != classes or not all(weight > 0 for weight in wanted):
             raise ConfigError(f"class_weights: expected {classes} positive numbers, got {describe(list(wanted))}.")

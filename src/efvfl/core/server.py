@@ -13,12 +13,13 @@ from torch import Tensor
 
 from efvfl.core import cached_steps
 from efvfl.core.absence import Attendance, sync_message
-from efvfl.core.batches import Rows, take
+from efvfl.core.batches import Rows
 from efvfl.core.block import Block
 from efvfl.core.cached_steps import ServerBatch, WorkSet
 from efvfl.core.channel import Channel, Packets, refuse_huge
 from efvfl.core.fusion import Fusion, StepContext, head_loss
 from efvfl.core.plan import Plan
+from efvfl.core.targets import Targets
 from efvfl.errors import CompressionError, ProtocolError
 from efvfl.util.rng import derive
 from efvfl.wire.message import FUSION, Kind, Message
@@ -55,16 +56,16 @@ class Server:
     """The server of a plan."""
 
     def __init__(
-        self, plan: Plan, block: Block, labels: Tensor, channels: dict[str, Channel], label_mode: ServerLabelMode
+        self, plan: Plan, block: Block, targets: Targets, channels: dict[str, Channel], label_mode: ServerLabelMode
     ) -> None:
-        """Train the fusion model in `block` on these labels; `channels` receive the parties' reports, by name."""
+        """Train the fusion model in `block` on these targets; `channels` receive the parties' reports, by name."""
         assert isinstance(block.module, Fusion)
         self.plan = plan
         self.batches = plan.batches
         self.loss = plan.loss
         self.block = block
         self.fusion: Fusion = block.module
-        self.labels = labels
+        self.targets = targets
         self.channels = channels
         self.label_mode = label_mode
         self.attendance = Attendance(plan)
@@ -74,6 +75,11 @@ class Server:
         self.took_part = 0  # how many rows did in it
         self._answered: StepContext | None = None  # the step that was answered and not learnt from yet
         self._digests: tuple[int, dict[int, str]] = (0, {})  # of channels, by identity, as of this step
+
+    @property
+    def labels(self) -> Tensor:
+        """The labels of all training rows."""
+        return self.targets.labels
 
     # The step.
 
@@ -98,7 +104,7 @@ class Server:
             step,
             rows,
             self.fusion.combine(surrogates),
-            take(self.labels, rows),
+            self.targets.take(rows),
             self.attendance.taking_part(reports, rows, step),
             self.label_mode.needs_cotangent,
         )
@@ -223,4 +229,4 @@ class Server:
             channel.load_state_dict(state["channels"][name])
         self.label_mode.load_state_dict(state["label_mode"])
         self.attendance.load_state_dict(state["attendance"])
-        self.cached.load([ServerBatch.of(s, self.batches, self.labels, saved) for s, saved in state["cached"]])
+        self.cached.load([ServerBatch.of(s, self.batches, self.targets, saved) for s, saved in state["cached"]])

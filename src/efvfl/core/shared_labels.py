@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from efvfl.core.agreement import SharedLabels
-from efvfl.core.batches import Rows, take
+from efvfl.core.batches import Rows
 from efvfl.core.channel import Channel, Packets, read_bytes, send_bytes, send_exactly, unpack
 from efvfl.core.fusion import Fusion, StepContext, head_loss, select
 from efvfl.core.fusion_updates import CompressedReceiver, CompressedSender, FusionReceiver, FusionSender
 from efvfl.core.open_reports import OpenReport
 from efvfl.core.plan import Plan
+from efvfl.core.targets import Targets
 from efvfl.errors import ProtocolError
 from efvfl.util.rng import derive
 from efvfl.wire.message import FUSION, Kind, Message, combined_block, rows_block
@@ -30,7 +31,7 @@ from efvfl.wire.message import FUSION, Kind, Message, combined_block, rows_block
 class PartyContext:
     """What a party knows of one step, from the server's answer until the end of the step."""
 
-    targets: Tensor  # of the rows that take part
+    targets: Targets  # of the rows that take part
     rest: list[Tensor]  # the others' share of the combination
     surrogates: list[Tensor] | None  # relay: of all parties
     combined: Tensor | None  # aggregate: as it was received
@@ -41,14 +42,14 @@ class SharedLabelsParty:
     """A party's half."""
 
     def __init__(
-        self, plan: Plan, name: str, labels: Tensor, receiver: FusionReceiver, peers: Mapping[str, Channel]
+        self, plan: Plan, name: str, targets: Targets, receiver: FusionReceiver, peers: Mapping[str, Channel]
     ) -> None:
         """Hold the labels, a copy of the fusion model, and with relayed packets a channel from each other party."""
         assert plan.agreement.shared is not None
         self.plan = plan
         self.shared: SharedLabels = plan.agreement.shared
         self.place = plan.names.index(name)
-        self.labels = labels
+        self.targets = targets
         self.receiver = receiver
         self.peers = peers
         self.key = plan.fusion_key
@@ -68,7 +69,7 @@ class SharedLabelsParty:
         """G_j <- G_j + C_j of all other parties j, and x0: all that the own cotangent depends on."""
         self._check_blocks(answer)
         mask = self._taking_part(answer, len(report.h))
-        targets = select(take(self.labels, report.rows), mask)
+        targets = self.targets.take(report.rows).select(mask)
         if self.kind == Kind.AGGREGATE:
             combined = self._combined(answer, report.surrogate)
             self.receiver.receive(answer.step, answer.packets.get(FUSION, ()))
@@ -169,7 +170,7 @@ class SharedLabelsParty:
         peers = {self.plan.number(name): channel for name, channel in self.peers.items()}
         if set(blocks) - {FUSION} != set(peers) or any(len(blocks[number]) != 1 for number in peers):
             raise ProtocolError(f"expected blocks {sorted(peers)} and perhaps {FUSION}, got {sorted(blocks)}.")
-        count = len(take(self.labels, rows))
+        count = len(self.targets.take(rows))
         surrogates = {
             number: unpack(
                 blocks[number][0], (count, *channel.width), channel.dtype, f"{channel.what}, as the server holds it"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from efvfl.core.batches import Rows, Source
+from efvfl.core.targets import scaled
 from efvfl.data.participation import Participation
 from efvfl.errors import ConfigError
 from efvfl.training.measure import Split
@@ -41,7 +42,9 @@ class Dataset:
         if not 0 < rows <= count:
             raise ConfigError(f"expected a subset of 1 to {count:,} training rows, got {rows:,}.")
         chosen = torch.from_numpy(permutation(derive(seed, "subset"), count, 0, rows)).sort().values
-        train = Split([x[chosen] for x in self.train.features], self.train.labels[chosen])
+        train = self.train.part(chosen)
+        if train.weights is not None:
+            train = replace(train, weights=scaled(train.weights, rows))
         sources: list[Source] | None = (
             [_SourceSubset(source, chosen) for source in self.sources] if self.sources else None
         )

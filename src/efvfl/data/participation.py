@@ -16,11 +16,13 @@ class Participation:
     without_id: int  # left out because they have no id
     duplicates: int  # left out because another row has the same id
     unmatched: int  # left out because not all tables have their id
+    weightless: int = 0  # left out because their weight is 0
 
     @property
     def taking_part(self) -> int:
         """The number of rows that take part."""
-        return self.rows - self.unlabelled - self.without_id - self.duplicates - self.unmatched
+        left_out = self.unlabelled + self.without_id + self.duplicates + self.unmatched + self.weightless
+        return self.rows - left_out
 
     @property
     def complete(self) -> bool:
@@ -40,6 +42,7 @@ class Participation:
             "without a label": self.unlabelled,
             "without an id": self.without_id,
             "that share an id": self.duplicates,
+            "with a weight of 0": self.weightless,
         }
         left = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
         return f"{self.taking_part:,} of {self.rows:,} rows take part. Left out: {left}."

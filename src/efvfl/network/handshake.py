@@ -13,6 +13,8 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
+from torch import Tensor
+
 from efvfl.config.run_file import RunConfig
 from efvfl.errors import ProtocolError
 from efvfl.network.links.frame import PROTOCOL, digest_of
@@ -37,23 +39,29 @@ def shared_part(config: RunConfig, names: Sequence[str]) -> dict[str, Any]:
     }
     if config.agreement.labels == "shared":  # parties run the fusion model themselves
         table |= {"fusion": asdict(config.fusion), "class_weights": config.class_weights}
+        table |= {"weighted": True} if config.weighted else {}
     return dict(json.loads(json.dumps(table)))  # tuples become lists, as they do when sent
 
 
-def own_part(config: RunConfig, salt: str) -> dict[str, Any]:
-    """Return the label holder's own settings that decide what it sends, for its checkpoint: they are never sent.
+def own_part(config: RunConfig, salt: str, weights: Tensor | None) -> dict[str, Any]:
+    """Return what of the label holder alone decides what it sends, for its checkpoint: it is never sent.
 
-    Of its private seeds that is a salted digest.
+    Of its private seeds and of the weights of its training rows that is a salted digest.
     """
     here = config.label_holder
     table = {
         "class_weights": config.class_weights,
+        "weights": None if weights is None else _salted(salt, weights),
         "fusion": asdict(config.fusion),
         "protect": asdict(config.protect),
         "model": asdict(model_config(config, here)) if here else None,
         "private_seed": digest({"salt": salt, "seeds": [config.private_seed, config.of(here).private_seed]}),
     }
     return dict(json.loads(json.dumps(table)))
+
+
+def _salted(salt: str, numbers: Tensor) -> str:
+    return hashlib.blake2b(salt.encode() + numbers.numpy().tobytes(), digest_size=16).hexdigest()
 
 
 def digest(table: Mapping[str, Any]) -> str:

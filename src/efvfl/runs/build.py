@@ -15,6 +15,7 @@ from efvfl.config.run_file import SGD_RATE, DataConfig, FusionConfig, ModelConfi
 from efvfl.core import losses
 from efvfl.core.block import Optimizer
 from efvfl.core.losses import Loss
+from efvfl.core.targets import Targets
 from efvfl.data import Dataset, catalogue, digits, npz, npz_files
 from efvfl.data.npz import classes_of
 from efvfl.data.participation import LATER
@@ -61,6 +62,8 @@ def has_tables(config: RunConfig) -> bool:
     found = config.data.name == "table" or any(path and not path.endswith(".npz") for path in files)
     if found and not config.party:
         raise ConfigError("the data are tables, but there is no party: add a [[party]] with its name, path and id.")
+    if not found and config.weighted:
+        raise ConfigError("`weight` names a column of a table, but the data are arrays: leave it out, or use tables.")
     if found and config.data.name not in ("table", DataConfig().name):
         raise ConfigError(f"data.name: expected 'table', because parties have tables, got {config.data.name!r}.")
     return found
@@ -73,7 +76,9 @@ def _joined(config: RunConfig, folder: Path) -> Dataset:
     for text in joined.notices:
         log.warning("%s", text)
     names = list(joined.columns)
-    parts = {s: Split([joined.columns[name][s] for name in names], y) for s, y in joined.labels.items()}
+    parts = {
+        s: Split([joined.columns[name][s] for name in names], y, joined.weights[s]) for s, y in joined.labels.items()
+    }
     classes = len(joined.classes.names) or classes_of(joined.labels["train"])
     data = Dataset(
         names,
@@ -90,13 +95,14 @@ def _joined(config: RunConfig, folder: Path) -> Dataset:
     return data.subset(config.data.subset, config.seed) if config.data.subset else data
 
 
-def make_loss(config: RunConfig, labels: Tensor, classes: int) -> Loss:
+def make_loss(config: RunConfig, train: Targets, classes: int) -> Loss:
     """Return the loss, with the weights of the classes that the training rows have."""
     loss = losses.lookup(config.loss)
     if not config.class_weights:
         return loss
-    loss.check(labels)
-    return losses.weighted(loss, losses.class_weights(config.class_weights, labels, max(classes, 2)))
+    loss.check(train.labels)
+    found = losses.class_weights(config.class_weights, train.labels, max(classes, 2), train.weights)
+    return losses.weighted(loss, found)
 
 
 def make_optimizer(table: dict[str, Any]) -> Optimizer:
@@ -203,8 +209,10 @@ def make_federation(config: RunConfig, data: Dataset, folder: Path | None = None
             )
     head = head_model(config, widths, data.classes)
 
-    def rows(split: Split | None) -> tuple[dict[str, Any], Any] | None:
-        return None if split is None else (dict(zip(data.names, split.features, strict=True)), split.labels)
+    def rows(split: Split | None) -> tuple[dict[str, Any], Any, Any] | None:
+        if split is None:
+            return None
+        return dict(zip(data.names, split.features, strict=True)), split.labels, split.weights
 
     train = rows(data.train)
     assert train is not None, "every data set has training rows"
@@ -218,7 +226,8 @@ def make_federation(config: RunConfig, data: Dataset, folder: Path | None = None
         validation=rows(data.validation),
         test=rows(data.test),
         training=Training(
-            loss=make_loss(config, data.train.labels, data.classes),
+            loss=make_loss(config, data.train.targets, data.classes),
+            weights=data.train.weights,
             optimizer=make_optimizer(config.optimizer),
             batch_size=config.batch_size,
             batch_order=config.batch_order,

@@ -6,7 +6,7 @@ import copy
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
@@ -16,10 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from efvfl.config.column_types import ColumnType
 from efvfl.config.run_file import RunConfig, read
+from efvfl.core import ranges
+from efvfl.core.fusion import Fusion
 from efvfl.core.losses import Loss
 from efvfl.errors import ConfigError, DataError, DataWarning, InputError, nearest, whole_number
 from efvfl.models.mlp import seeded_model
+from efvfl.runs import estimator_warm_start
 from efvfl.runs.build import head_model, make_optimizer
 from efvfl.training import measure
 from efvfl.training.federate import federate
@@ -28,6 +32,7 @@ from efvfl.training.options import Setup, Training
 from efvfl.training.record import Record
 from efvfl.util.extras import optional
 from efvfl.util.rng import derive
+from efvfl.util.threads import torch_threads
 
 with optional("sklearn", "an estimator"):
     import polars
@@ -36,12 +41,12 @@ with optional("sklearn", "an estimator"):
     from sklearn.utils.validation import check_is_fitted, validate_data
 
     from efvfl.data.tables.drift import changes, warnings_about
-    from efvfl.data.tables.encode import Encoder, Layout, TableSettings
+    from efvfl.data.tables.encode import Encoder, Layout
     from efvfl.data.tables.splits import stratified
-    from efvfl.data.tables.table import as_frame
+    from efvfl.data.tables.table import as_frame, mark_missing
     from efvfl.models.tables import linear_model, table_model
+    from efvfl.runs.estimator_inputs import Columns, markers, parties_of, table_settings
 
-Columns = Mapping[str, Sequence[str | int]]
 ModelMaker = Callable[[Layout, int], nn.Module]
 
 COMPRESSOR: dict[str, Any] = {"name": "topk", "ratio": 0.1}
@@ -72,6 +77,10 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
     optimizer: Mapping[str, Any] | None = None  # None: Adam with a learning rate of 0.01
     validation_fraction: float = 0.0  # share of the rows to hold out
     early_stopping: bool = False  # stop and choose the parameters by the validation loss
+    types: Mapping[str | int, ColumnType] | None = None  # of columns, by name or index, as in a run file
+    missing: Sequence[str] | None = None  # texts that mean a missing value; None: the usual ones
+    threads: int = 1  # of torch; small models are fastest with one, 0: as torch decides
+    warm_start: bool = False  # go on from the parameters of the last fit
     random_state: Any = 0
     verbose: bool = False
 
@@ -101,12 +110,23 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         record: Record = self.records_[-1]
         return record
 
+    @property
+    def _continues(self) -> bool:
+        """Whether `fit` goes on from the last one."""
+        return bool(self.warm_start) and hasattr(self, "_models")
+
+    def _computing(self) -> AbstractContextManager[None]:
+        """Compute with the threads that were asked for."""
+        ranges.check("threads", self.threads)
+        return torch_threads(int(self.threads))
+
     def _table(self, X: Any, fitting: bool) -> polars.DataFrame:
-        """Return the columns as a table with the names used in `fit`."""
+        """Return the columns as a table with the names used in the first `fit`."""
+        first = fitting and not self._continues
         if hasattr(X, "columns"):
             with _input():
                 frame = as_frame(X)
-            validate_data(self, frame, reset=fitting, skip_check_array=True)
+            validate_data(self, frame, reset=first, skip_check_array=True)
             if fitting and (frame.height < 2 or not frame.width):
                 raise ConfigError(
                     "expected at least 2 samples and 1 feature, got "
@@ -115,42 +135,72 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         else:
             least = 2 if fitting else 1
             array = validate_data(
-                self, X, reset=fitting, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=least
+                self, X, reset=first, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=least
             )
             frame = polars.DataFrame(array, schema=[f"x{i}" for i in range(array.shape[1])])
-        if fitting:
+        if first:
             self._names = frame.columns
-        return frame.rename(dict(zip(frame.columns, self._names, strict=True)))
+        texts = markers(self.missing) if first else next(iter(self.encoders_.values())).missing
+        return mark_missing(frame.rename(dict(zip(frame.columns, self._names, strict=True))), texts or ())
 
-    def _train(self, frame: polars.DataFrame, labels: Tensor, loss: Loss, outputs: int, strata: NDArray[Any]) -> None:
+    def _train(
+        self,
+        frame: polars.DataFrame,
+        labels: Tensor,
+        loss: Loss,
+        outputs: int,
+        strata: NDArray[Any],
+        weights: NDArray[np.float64] | None,
+    ) -> None:
         """Split off the validation rows, encode each party's columns, and train."""
         seed = self._seed()
         rows, validation = self._split(strata, seed)
         run = self._run(seed, len(rows), loss.name)
-        parties = parties_of(self.columns, frame.columns)
-        with _input():
-            self.encoders_ = {
-                n: Encoder.fit(frame[rows].select(chosen), TableSettings()) for n, chosen in parties.items()
-            }
-        _warn([text for e in self.encoders_.values() for text in (*e.doubts, *(u.text() for u in e.unreadable(frame)))])
+        self._fit_encoders(frame, rows)
         features = self._features(frame)
-        local = [self._local_model(run, name, encoder.layout) for name, encoder in self.encoders_.items()]
+        local = {name: self._local_model(run, name, encoder.layout) for name, encoder in self.encoders_.items()}
+        head = head_model(run, [run.model.width] * len(local), outputs)
+        if self._continues:
+            last = [*self._models, self._fusion.head]
+            estimator_warm_start.take_over([*local, "the server"], [*local.values(), head], last)
         self.federation_ = federate(
             {name: x[rows] for name, x in features.items()},
             labels[rows],
             local,
-            head_model(run, [run.model.width] * len(local), outputs),
+            head,
             method=run.method.build(),
             agreement=run.agreement.build(),
-            validation=({name: x[validation] for name, x in features.items()}, labels[validation]),
+            validation=(
+                {name: x[validation] for name, x in features.items()},
+                labels[validation],
+                None if weights is None else weights[validation],
+            ),
             training=Training(
-                loss=loss, optimizer=make_optimizer(run.optimizer), batch_size=run.batch_size, seed=run.seed
+                loss=loss,
+                optimizer=make_optimizer(run.optimizer),
+                batch_size=run.batch_size,
+                seed=run.seed,
+                weights=None if weights is None else weights[rows],
             ),
             setup=Setup(combine=run.fusion.combine, label_holder=run.label_holder),
         )
         self.records_ = self._learn(self.federation_, run.epochs)
-        self._models = [_for_prediction(module) for module in self.federation_.models]
-        self._fusion = _for_prediction(self.federation_.fusion)
+        self._models: list[nn.Module] = [_for_prediction(module) for module in self.federation_.models]
+        self._fusion: Fusion = _for_prediction(self.federation_.fusion)
+
+    def _fit_encoders(self, frame: polars.DataFrame, rows: NDArray[np.int64]) -> None:
+        """Fit an encoder of every party's columns to the training rows, or keep those of the last fit."""
+        parties = parties_of(self.columns, frame.columns)
+        if self._continues:
+            estimator_warm_start.check_columns(self.encoders_, parties)
+            self._warn_of_changes(frame)
+            return
+        settings = table_settings(parties, frame.columns, self.types, self.missing)
+        with _input():
+            self.encoders_: dict[str, Encoder] = {
+                n: Encoder.fit(frame[rows].select(c), settings[n]) for n, c in parties.items()
+            }
+        _warn([text for e in self.encoders_.values() for text in (*e.doubts, *(u.text() for u in e.unreadable(frame)))])
 
     def _seed(self) -> int:
         if isinstance(self.random_state, int | np.integer):
@@ -251,7 +301,8 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         frame = self._table(X, fitting=False)
         features = [x.double() for x in self._features(frame).values()]
         self._warn_of_changes(frame)
-        output: NDArray[np.float64] = measure.predict(self._models, self._fusion, features).numpy()
+        with self._computing():
+            output: NDArray[np.float64] = measure.predict(self._models, self._fusion, features).numpy()
         return output
 
 
@@ -280,28 +331,6 @@ def default_epochs(rows: int, batch_size: int) -> int:
     """Return 40, or more if that is fewer than 300 steps, but at most 100."""
     steps = -(-rows // (batch_size or rows))
     return min(max(FEWEST_STEPS // steps, FEWEST_EPOCHS), MOST_EPOCHS)
-
-
-def parties_of(columns: Columns | None, names: list[str]) -> dict[str, list[str]]:
-    """Return the names of every party's columns."""
-    if columns is None:
-        middle = (len(names) + 1) // 2
-        return {f"party{k}": half for k, half in enumerate((names[:middle], names[middle:]), start=1) if half}
-    chosen = {party: [_column(key, names, party) for key in keys] for party, keys in columns.items()}
-    for party, keys in chosen.items():
-        if not keys or len(set(keys)) < len(keys):
-            raise ConfigError(f"expected one or more different columns of {party!r}, got {keys}.")
-    return chosen
-
-
-def _column(key: str | int, names: list[str], party: str) -> str:
-    if isinstance(key, str):
-        if key not in names:
-            raise ConfigError(f"there is no column {key!r} for {party!r}. {nearest(key, names)}")
-        return key
-    if not 0 <= key < len(names):
-        raise ConfigError(f"expected column indices of {party!r} from 0 to {len(names) - 1}, got {key}.")
-    return names[key]
 
 
 def _line(record: Record, epochs: int) -> str:

@@ -1,6 +1,6 @@
 """Estimators with scikit-learn's interface: one table whose columns belong to several parties.
 
-They train like `efvfl run`, with the same messages, bytes and seeds. There are class weights, but no sample weights.
+They train like `efvfl run`, with the same messages, bytes and seeds.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from efvfl.core.losses import LOSSES, class_weights, weighted
+from efvfl.core.losses import LOSSES, Loss, class_weights, weighted
 from efvfl.errors import ConfigError
 from efvfl.runs.estimator_base import Vertical
+from efvfl.runs.estimator_warm_start import ANEW
 from efvfl.util.extras import optional
 
 with optional("sklearn", "an estimator"):
-    import polars
     from sklearn.base import ClassifierMixin, RegressorMixin
     from sklearn.utils import compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import assert_all_finite, check_consistent_length, column_or_1d
+
+    from efvfl.runs.estimator_inputs import counting_rows, target_of
 
 
 @dataclass(eq=False, repr=False)
@@ -39,20 +41,41 @@ class VerticalClassifier(ClassifierMixin, Vertical):  # type: ignore[misc]
 
     class_weight: str | Mapping[Any, float] | None = field(default=None, kw_only=True)  # by class, or "balanced"
 
-    def fit(self, X: Any, y: Any) -> VerticalClassifier:
-        """Train on rows and their classes, which may be numbers or strings."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VerticalClassifier:
+        """Train on rows and their classes, which may be numbers or strings; each row counts with its weight."""
         frame = self._table(X, fitting=True)
-        target = _target(y, frame, type(self).__name__)
+        target = target_of(y, frame, type(self).__name__)
         check_classification_targets(target)
-        self.classes_, numbers = np.unique(target, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ConfigError(f"expected two or more classes in y, got only one class, {self.classes_[0]}.")
-        loss = LOSSES["binary_cross_entropy" if len(self.classes_) == 2 else "cross_entropy"]
-        if self.class_weight is not None:
-            chosen = compute_class_weight(self.class_weight, classes=self.classes_, y=target)
-            loss = weighted(loss, class_weights(chosen.tolist(), torch.from_numpy(numbers), len(self.classes_)))
-        self._train(frame, torch.from_numpy(numbers.astype(np.int64)), loss, len(self.classes_), numbers)
+        frame, target, weights = counting_rows(frame, target, sample_weight)
+        self.classes_ = self._classes(np.unique(target))
+        labels = torch.from_numpy(np.searchsorted(self.classes_, target).astype(np.int64))
+        with self._computing():
+            self._train(frame, labels, self._loss(target, labels, weights), len(self.classes_), labels.numpy(), weights)
         return self
+
+    def _classes(self, found: NDArray[Any]) -> NDArray[Any]:
+        """Return the classes to learn: those of the labels, or those of the last fit if training goes on."""
+        if self._continues:
+            known: NDArray[Any] = self.classes_
+            if new := [name for name in found.tolist() if name not in known.tolist()]:
+                raise ConfigError(
+                    f"warm_start: expected classes of the last fit, {known.tolist()}, got also {new}: leave these rows "
+                    f"out, {ANEW}."
+                )
+            return known
+        if len(found) < 2:
+            raise ConfigError(f"expected two or more classes in y, got only one class, {found[0]}.")
+        return found
+
+    def _loss(self, target: NDArray[Any], labels: Tensor, weights: NDArray[np.float64] | None) -> Loss:
+        loss = LOSSES["binary_cross_entropy" if len(self.classes_) == 2 else "cross_entropy"]
+        if self.class_weight is None:
+            return loss
+        wanted: str | list[float] = "balanced"
+        if self.class_weight != wanted:
+            wanted = compute_class_weight(self.class_weight, classes=self.classes_, y=target).tolist()
+        row_weights = None if weights is None else torch.from_numpy(weights)
+        return weighted(loss, class_weights(wanted, labels, len(self.classes_), row_weights))
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
         """Return logits: shape (rows,) for two classes, above 0 for the second one; else (rows, classes)."""
@@ -83,25 +106,20 @@ class VerticalRegressor(RegressorMixin, Vertical):  # type: ignore[misc]
     ((80,), True)
     """
 
-    def fit(self, X: Any, y: Any) -> VerticalRegressor:
-        """Train on rows and their targets, which are standardised internally."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VerticalRegressor:
+        """Train on rows and their targets, which are standardised internally; each row counts with its weight."""
         frame = self._table(X, fitting=True)
-        target = _target(y, frame, type(self).__name__, np.float64)
-        self._mean, self._scale = float(target.mean()), float(target.std()) or 1.0
+        target = target_of(y, frame, type(self).__name__, np.float64)
+        frame, target, weights = counting_rows(frame, target, sample_weight)
+        if not self._continues:  # the network's outputs are on the scale of the first fit
+            self._mean = float(np.average(target, weights=weights))
+            variance = float(np.average((target - self._mean) ** 2, weights=weights))
+            self._scale = variance**0.5 or 1.0
         standard = torch.from_numpy((target - self._mean) / self._scale).float()
-        self._train(frame, standard, LOSSES["mse"], 1, np.zeros(len(target), dtype=np.int64))
+        with self._computing():
+            self._train(frame, standard, LOSSES["mse"], 1, np.zeros(len(target), dtype=np.int64), weights)
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Return the predicted target of each row, shape (rows,)."""
         return self._output(X)[:, 0] * self._scale + self._mean
-
-
-def _target(y: Any, frame: polars.DataFrame, name: str, dtype: Any = None) -> NDArray[Any]:
-    """Return the labels as an array of shape (rows,), after checking them."""
-    if y is None:
-        raise ConfigError(f"{name} requires y to be passed, but the target y is None.")
-    target: NDArray[Any] = column_or_1d(y, dtype=dtype, warn=True)
-    assert_all_finite(target, input_name="y")
-    check_consistent_length(frame, target)
-    return target

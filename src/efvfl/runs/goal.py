@@ -85,7 +85,7 @@ class ValidationMetrics:
                 "there are no validation rows, and nothing is chosen on test rows: raise data.validation, such as 0.15."
             )
         every = -(-len(validation.labels) // ROWS)
-        self.split = Split([x[::every] for x in validation.features], validation.labels[::every])
+        self.split = validation.part(slice(None, None, every))
         self.loss = config.loss
 
     def names(self, federation: Federation) -> set[str]:
@@ -103,4 +103,4 @@ class ValidationMetrics:
         return measure.predict(federation.models, federation.fusion, self.split.features)
 
     def _quick(self, federation: Federation, output: Tensor) -> dict[str, float]:
-        return measure.scores(output, self.split.labels, federation.server.loss)
+        return measure.scores(output, self.split.targets, federation.server.loss)

@@ -26,6 +26,7 @@ TAKING_PART = {
     "no label": "unlabelled",
     "no id": "without_id",
     "same id": "duplicates",
+    "weight 0": "weightless",
 }
 
 CHANGES = {
@@ -215,7 +216,7 @@ def _rows(settings: RunSettings | None, outputs: Mapping[str, Outputs]) -> Itera
 def _taking_part(tables: Mapping[str, Mapping[str, int]]) -> Iterator[list[str]]:
     """Yield a row for each table: how many of its rows take part, and why the others do not."""
     for name, counts in tables.items():
-        yield [name, *(f"{counts[key]:,}" for key in TAKING_PART.values())]
+        yield [name, *(f"{counts.get(key, 0):,}" for key in TAKING_PART.values())]
 
 
 def _columns(folder: Path) -> Iterator[str]:

@@ -40,8 +40,8 @@ def federate(
     method: Method | None = None,
     agreement: Agreement | None = None,
     training: Training | None = None,
-    validation: tuple[Columns, Any] | None = None,
-    test: tuple[Columns, Any] | None = None,
+    validation: tuple[Columns, Any] | tuple[Columns, Any, Any] | None = None,
+    test: tuple[Columns, Any] | tuple[Columns, Any, Any] | None = None,
     setup: Setup | None = None,
 ) -> Federation:
     """Return a federation in one process, ready to train. The models are trained in place.
@@ -52,8 +52,9 @@ def federate(
     - `models`: one local model for each party, in their order or by name.
     - `head`: the module after the representations are combined.
     - `method`: `svfl()`, `cvfl(...)` or `efvfl(...)`; `agreement`: label mode and protocol choices.
-    - `training`: optimiser, batches, loss and seeds.
-    - `validation`, `test`: (features, labels) of rows that are only looked at, with the same columns.
+    - `training`: optimiser, batches, loss, weights of rows and seeds.
+    - `validation`, `test`: (features, labels) of rows that are only looked at, with the same columns; weights of these
+      rows may be third.
     - `setup`: how representations are combined, who holds the labels, protection, and more.
 
     >>> import torch
@@ -67,7 +68,7 @@ def federate(
     training, setup = training or Training(), setup or Setup()
     inputs.check_settings(method=method, agreement=agreement, training=training, setup=setup)
     inputs.check_module(head, "the head")
-    names, train = inputs.training_rows(features, labels)
+    names, train = inputs.training_rows(features, labels, training.weights)
     seed_of = inputs.seeds(training.seed, training.private_seeds, names)
     _check_setup(setup, names, len(train.labels))
     splits = {"train": train, **inputs.held_out_splits({"validation": validation, "test": test}, names, train)}
@@ -88,13 +89,13 @@ def federate(
     )
     rules.check(_choices(plan, setup))
     _check_parts(plan, splits, local, fusion)
-    server = make_server(plan, fusion, train.labels, derive(seed_of[""], "server"), setup.protect)
+    server = make_server(plan, fusion, train.targets, derive(seed_of[""], "server"), setup.protect)
     parties: dict[str, Party] = {}
     columns: list[Tensor | Source] = [*(setup.sources or train.features)]
     for name, module, x in zip(names, local, columns, strict=True):
         party_seed = derive(seed_of[name], "party", name)
         model = plain_model(plan, name, module, x, party_seed)
-        shared = SharedParts(train.labels, copy.deepcopy(fusion), None if setup.wire else server.channels)
+        shared = SharedParts(train.targets, copy.deepcopy(fusion), None if setup.wire else server.channels)
         parties[name] = make_party(plan, name, model, party_seed, None if plan.agreement.private else shared)
     transport = LocalTransport(parties, here=[setup.label_holder] if setup.label_holder else [], wire=setup.wire)
     return Federation(server, transport, splits, plan.agreement.window_here)
@@ -164,6 +165,7 @@ def _check_parts(plan: Plan, splits: Mapping[str, Split], models: Sequence[nn.Mo
     for name, split in splits.items():
         what = "labels" if name == "train" else f"{name} labels"
         plan.loss.check(split.labels, what)
+        plan.loss.check_weights(split.weights)
         _try_out(split, models, fusion, plan.loss, what)
     check_batches(plan.batches, [*models, fusion])
 
@@ -176,7 +178,7 @@ def _try_out(split: Split, models: Sequence[nn.Module], fusion: Fusion, loss: Lo
     output = None
     try:
         output = predict(models, fusion, [x[rows] for x in split.features])
-        found = loss(output, split.labels[rows])
+        found = loss(output, split.labels[rows], None if split.weights is None else split.weights[rows])
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         shape = "" if output is None else f" The head gives shape {tuple(output.shape[1:])} for a row."
         if shape and loss.labels == "classes":

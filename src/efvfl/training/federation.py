@@ -110,7 +110,7 @@ class Federation:
         output = slope.output if slope else measure.predict(models, fusion, train.features)
         held_out = {n: measure.evaluate(models, fusion, s, loss) for n, s in self.splits.items() if n != "train"}
         return Observation(
-            train=measure.scores(output, train.labels, loss),
+            train=measure.scores(output, train.targets, loss),
             gradient=measure.squared_norm(slope.gradient) if slope else float("nan"),
             distortion=self.distortion(slope.representations) if slope else float("nan"),
             validation=held_out.get("validation", {}),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from efvfl.core.agreement import Agreement
 from efvfl.core.methods import Method
+from efvfl.core.targets import scaled
 from efvfl.errors import ConfigError, describe, nearest, whole_number
 from efvfl.training.measure import Split
 from efvfl.training.options import Setup, Training
@@ -84,21 +85,27 @@ def targets(labels: Any, what: str = "labels") -> Tensor:
     return made.to(torch.int64) if whole_numbers else made
 
 
-def training_rows(features: Columns, labels: Any) -> tuple[list[str], Split]:
+def row_weights(weights: Any, rows: int, what: str = "weights") -> Tensor | None:
+    """Return the weights of rows, scaled to a mean of 1; None: all count alike."""
+    return None if weights is None else scaled(tensor(weights, what), rows, what)
+
+
+def training_rows(features: Columns, labels: Any, weights: Any = None) -> tuple[list[str], Split]:
     """Return the parties' names, and the rows to train on."""
     named, target = columns(features), targets(labels)
     if not len(target):
         raise ConfigError("expected at least one label, got none.")
     _check_lengths(named, len(target), "training")
-    return list(named), Split(list(named.values()), target)
+    return list(named), Split(list(named.values()), target, row_weights(weights, len(target)))
 
 
 def held_out(pair: Any, names: list[str], train: Split, what: str) -> Split | None:
     """Return rows that are not trained on, which must be like those that are; None: there are none."""
     if pair is None:
         return None
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise ConfigError(f"expected {what}=(features, labels), got {describe(pair)}.")
+    weighted = isinstance(pair, tuple) and len(pair) == 3  # a list of three may be the features alone
+    if not weighted and (not isinstance(pair, tuple | list) or len(pair) != 2):
+        raise ConfigError(f"expected {what}=(features, labels), got {describe(pair)}. Weights of rows may be third.")
     target = targets(pair[1], f"{what} labels")
     if not len(target):
         return None
@@ -109,7 +116,8 @@ def held_out(pair: Any, names: list[str], train: Split, what: str) -> Split | No
             f"the {what} labels are {target.dtype} of shape {tuple(target.shape)}, but those of training are "
             f"{train.labels.dtype} of shape {tuple(train.labels.shape)}: both must be of one kind."
         )
-    return Split(list(named.values()), target)
+    weights = row_weights(pair[2] if weighted else None, len(target), f"{what} weights")
+    return Split(list(named.values()), target, weights)
 
 
 def held_out_splits(pairs: Mapping[str, Any], names: list[str], train: Split) -> dict[str, Split]:

@@ -19,6 +19,7 @@ from efvfl.core.local_model import CHUNK, evaluating
 from efvfl.core.local_model import represent as represent
 from efvfl.core.losses import Loss
 from efvfl.core.memory import ErrorFeedback
+from efvfl.core.targets import Targets
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,22 @@ class Split:
 
     features: Sequence[Tensor]  # one tensor for each party, same number of rows
     labels: Tensor
+    weights: Tensor | None = None  # of the rows in the loss, with a mean of 1; None: all count alike
 
-    def chunks(self) -> Iterator[tuple[list[Tensor], Tensor]]:
+    @property
+    def targets(self) -> Targets:
+        """Labels and weights."""
+        return Targets(self.labels, self.weights)
+
+    def part(self, rows: slice | Tensor) -> Split:
+        """Return some of the rows."""
+        weights = None if self.weights is None else self.weights[rows]
+        return Split([x[rows] for x in self.features], self.labels[rows], weights)
+
+    def chunks(self) -> Iterator[Split]:
         """Yield the rows a part at a time."""
         for start in range(0, len(self.labels), CHUNK):
-            part = slice(start, start + CHUNK)
-            yield [x[part] for x in self.features], self.labels[part]
+            yield self.part(slice(start, start + CHUNK))
 
 
 def predict(models: Sequence[nn.Module], fusion: Fusion, features: Sequence[Tensor]) -> Tensor:
@@ -43,14 +54,15 @@ def predict(models: Sequence[nn.Module], fusion: Fusion, features: Sequence[Tens
         return torch.cat([fusion([m(x[part]) for m, x in zip(models, features, strict=True)]) for part in parts])
 
 
-def scores(output: Tensor, labels: Tensor, loss: Loss) -> dict[str, float]:
-    """Return the mean loss and the metric of an output."""
-    return {"loss": float(loss(output, labels)), loss.metric_name: loss.metric(output, labels)}
+def scores(output: Tensor, targets: Targets, loss: Loss) -> dict[str, float]:
+    """Return the mean loss and the metric of an output; weights of rows count in the loss alone."""
+    labels = targets.labels
+    return {"loss": float(loss(output, labels, targets.weights)), loss.metric_name: loss.metric(output, labels)}
 
 
 def evaluate(models: Sequence[nn.Module], fusion: Fusion, split: Split, loss: Loss) -> dict[str, float]:
     """Return the mean loss and the metric of a split."""
-    return scores(predict(models, fusion, split.features), split.labels, loss)
+    return scores(predict(models, fusion, split.features), split.targets, loss)
 
 
 @dataclass(frozen=True)
@@ -68,12 +80,12 @@ def gradient(models: Sequence[nn.Module], fusion: Fusion, split: Split, loss: Lo
     total = [torch.zeros_like(p) for p in parameters]
     outputs, found = [], []
     with evaluating([*models, fusion]):
-        for features, labels in split.chunks():
-            parts = [m(x) for m, x in zip(models, features, strict=True)]
+        for chunk in split.chunks():
+            parts = [m(x) for m, x in zip(models, chunk.features, strict=True)]
             found.append([h.detach() for h in parts])
             output = fusion(parts)
             outputs.append(output.detach())
-            share = loss(output, labels) * (len(labels) / len(split.labels))
+            share = loss(output, chunk.labels, chunk.weights) * (len(chunk.labels) / len(split.labels))
             for into, part in zip(total, torch.autograd.grad(share, parameters, allow_unused=True), strict=True):
                 if part is not None:
                     into.add_(part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from efvfl.core import ranges
 from efvfl.core.batches import BatchOrder, Source
@@ -33,6 +34,7 @@ class Training:
     private_seeds: Mapping[str, int] | None = (
         None  # of participants whose seed is not to follow from `seed`; '': server
     )
+    weights: Any = None  # how much each training row counts in the loss, in any form of labels; None: all alike
 
     def __post_init__(self) -> None:
         """Refuse what is no optimiser, and numbers that are not whole."""

@@ -49,6 +49,10 @@ def read_as(encoder: Encoder, *values: str | None) -> list[float | None]:
         (("1'234.50", "1\u2019000"), "1'234.5", [1234.5, 1000]),
         (("12 %", "7.5%"), " %", [12, 7.5]),
         (("12,5 %", "7%"), "1.234,5 %", [12.5, 7]),
+        (("$1,200", "-$3.50", "$-7", "8"), "1,234.5 $", [1200, -3.5, -7, 8]),
+        (("1.200 €", "€ 7,50", "\u22123€"), "1.234,5 €", [1200, 7.5, -3]),
+        (("CHF 50", "1'200.25 CHF"), "1'234.5 CHF", [50, 1200.25]),
+        (("R$ 5", "R$7"), " R$", [5, 7]),
         (("\u22125", "3"), "", [-5, 3]),
         (("1e3", "2"), "", [1000, 2]),
     ],
@@ -279,3 +283,33 @@ def test_rows_read_by_the_encoder_give_the_bits_of_rows_whose_types_were_guessed
     assert set(again.dtypes) == {polars.String}
     assert encoder.transform(again).tobytes() == encoder.transform(frame).tobytes()
     assert encoder.unreadable(again) == []
+
+
+def test_amounts_in_another_currency_are_not_read_as_if_they_were_in_this_one() -> None:
+    encoder = fit("$5", "$6", "€7", times=10)
+    assert encoder.names == ["x = $5", "x = $6", "x = €7"]  # a third is another currency: no number at all
+    values = [f"${n}" for n in range(20)] + ["€7"]
+    encoder = fit(*values)
+    assert encoder.names == ["x", "x is missing"]
+    (cells,) = encoder.unreadable(polars.DataFrame({"x": values}))
+    assert "row 21 '€7'" in cells.text()
+
+
+def test_names_that_end_in_a_number_are_no_amounts() -> None:
+    assert fit("ROW 12", "ROW 13", "ROW 12").names == ["x = ROW 12", "x = ROW 13"]
+    assert fit("12 kg", "13 kg", "12 kg").names == ["x = 12 kg", "x = 13 kg"]
+
+
+def test_inspect_shows_the_currency(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('fee,x\n"$1,200",1\n$3.50,2\n', encoding="utf-8")
+    out = io.StringIO()
+    command(tmp_path / "a.csv", "", "", Console(file=out, width=200))
+    assert "number as 1,234.5 $" in out.getvalue()
+
+
+def test_the_advice_for_an_undecided_percentage_can_be_followed() -> None:
+    (said,) = fit("1,234 %", "5,678 %").doubts
+    advised = said.partition("x = '")[2].partition("'")[0]
+    assert advised == "number 1.234,5"
+    settings = TableSettings(types={"x": advised}, typed=False)  # type: ignore[dict-item]
+    assert read_as(fit("1,234 %", "5,678 %", settings=settings), "1,234 %") == [1.234]

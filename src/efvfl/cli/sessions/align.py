@@ -63,7 +63,8 @@ def read_tables(config: RunConfig, folder: Path, name: str) -> LocalTables:
     ids = [one for one in tables[-1].ids if one in both]
     if not ids:
         raise DataError(f"{tables[0].path} and {tables[1].path} of the label holder have no id in common.")
-    return LocalTables(tables, ids, tables[-1].labels(ids).to_numpy(), config.data.id_format)
+    labels = tables[-1].encoding(ids, config.loss).encode(tables[-1].labels(ids))
+    return LocalTables(tables, ids, labels.numpy(), config.data.id_format)
 
 
 def follow(options: SessionOptions, name: str, config: RunConfig, console: Console, stack: ExitStack) -> None:

@@ -42,7 +42,7 @@ class Number:
 
     def __post_init__(self) -> None:
         """Check that the statistics are finite, and the form is known."""
-        if self.form and self.form.removesuffix(forms.PERCENT) not in (*forms.NUMBERS, *forms.DATES):
+        if not forms.is_known(self.form):
             raise DataError(f"there is no form {self.form!r} of column {self.name!r} in an encoder: fit it again.")
         found = (self.median, self.mean, self.scale, self.low, self.high, self.gaps)
         if not (all(map(isfinite, found)) and self.scale >= 0 and self.low <= self.high and 0 <= self.gaps < 1):

@@ -16,10 +16,11 @@ from efvfl.data.tables.table import column
 from efvfl.data.tables.texts import as_text
 from efvfl.data.tables.values import numbers_of
 
-LEAST_ROWS = 20  # shares of fewer rows say nothing
-MORE_MISSING = 0.1  # from this difference on, the share of missing values has changed
-FAR = 10  # widths of the range of training rows: further outside than that, the unit may be another
-OUTSIDE = 0.1  # from this share of values outside the range of training rows on, the range has changed
+# When a difference is worth a warning. These need no setting: the counts are kept in any case, for limits of one's own.
+LEAST_ROWS = 20  # a share of fewer rows moves by more than 5 points with a single row
+MORE_MISSING = 0.1  # as a share of rows: with 20 rows three of them, rarely chance where training rows had none
+FAR = 10  # widths of the training range: hardly a value in the same unit lies that far outside
+OUTSIDE = 0.1  # as a share of rows: beside n training rows, one like them lies outside with a chance of 2 / (n + 1)
 
 
 @dataclass(frozen=True)

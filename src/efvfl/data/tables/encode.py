@@ -34,6 +34,7 @@ class TableSettings:
     categories: Literal["onehot", "embed"] = "onehot"
     id: str = ""  # never used as a feature, like the label
     label: str = ""
+    weight: str = ""  # of rows in the loss; no feature either
     missing: tuple[str, ...] | None = None  # texts that mean a missing value; None: the usual ones, in a CSV
     typed: bool = True  # the table has types of its own, unlike a CSV: digits in a text are not meant as a number
 
@@ -45,13 +46,31 @@ class TableSettings:
                     f"types: unknown type {kind!r} of {name!r}. {nearest(str(kind), get_args(ColumnType))}"
                 )
         for name in self.columns:
-            if name in (self.id, self.label, *self.leave_out):
-                raise ConfigError(f"columns: {name!r} is also the id, the label or in `leave_out`. Remove one of them.")
+            if name in (*self._roles, *self.leave_out):
+                raise ConfigError(
+                    f"columns: {name!r} is also the id, the label, the weight or in `leave_out`. Remove one of them."
+                )
+        if self.weight and not self.label:
+            raise ConfigError(f"weight = {self.weight!r} needs `label`: weights belong to the labels.")
 
     @classmethod
     def of(cls, data: OwnData) -> TableSettings:
         """Return the settings of a party's data."""
-        return cls(data.columns, data.leave_out, data.types, data.categories, data.id, data.label, data.missing)
+        return cls(
+            data.columns,
+            data.leave_out,
+            data.types,
+            data.categories,
+            data.id,
+            data.label,
+            data.weight,
+            data.missing,
+        )
+
+    @property
+    def _roles(self) -> tuple[str, ...]:
+        """The columns that are no features; empty where there is none."""
+        return self.id, self.label, self.weight
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -65,7 +84,7 @@ class TableSettings:
             for name in asked:
                 if name not in frame.columns:
                     raise ConfigError(f"{setting}: the table has no column {name!r}. {nearest(name, frame.columns)}")
-        not_used = {self.id, self.label, *self.leave_out}
+        not_used = {*self._roles, *self.leave_out}
         return list(self.columns) or [name for name in frame.columns if name not in not_used]
 
 

@@ -1,11 +1,12 @@
 """How numbers and dates are written as text: found from the evidence of a whole column, then applied to later rows.
 
 A form has a name that shows it, such as `1.234,5` or `d/m/Y`. The empty name is the plain form: numbers as programs
-write them, and dates in any form that can be read in one way only.
+write them, and dates in any form that can be read in one way only. Where numbers have a unit, the name ends in it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,14 @@ import polars
 from efvfl.data.tables.texts import first_fit, select
 
 GLANCE = 1_000  # values, spread over the column, that a form must fit by half before all are tried
-PERCENT = " %"  # ends the name of a form whose numbers have a percent sign, which is dropped: 12 % is 12
+# What may stand before or behind a number and is dropped: 12 % is 12. Of letters only codes of common currencies: any
+# three would make numbers of names such as "ROW 12".
+UNITS = (
+    *"%$€£¥₹₽₩₺₪₫₴₦฿",
+    *("zł", "kr", "Kč", "Ft", "R$"),
+    *("USD", "EUR", "GBP", "JPY", "CHF", "CNY", "INR", "AUD", "CAD", "NZD", "SEK", "NOK", "DKK", "PLN", "CZK", "HUF"),
+    *("RON", "BRL", "MXN", "ZAR", "KRW", "SGD", "HKD", "TRY", "ILS", "THB"),
+)
 SPACES = r"[ \u00a0\u202f]"
 
 # The separator of thousands and the decimal mark; of forms that fit equally well, the first is used.
@@ -46,6 +54,8 @@ DATES: Mapping[str, str] = {
 PLAIN_DATES = ("Y-m-d", "Y/m/d", "d.m.Y", "d b Y", "d-b-Y", "b d, Y", "Ymd")
 CLOCKS = ("%H:%M:%S%.f", "%H:%M", "%I:%M:%S %p", "%I:%M %p")
 _TEXT = polars.col("text")
+_ANY_UNIT = "|".join(map(re.escape, sorted(UNITS, key=len, reverse=True)))
+_UNIT_PATTERNS = (rf"\d\s*({_ANY_UNIT})$", rf"^[+\u2212-]?\s*({_ANY_UNIT})\s*[+\u2212-]?[\d.,]")
 
 
 @dataclass(frozen=True)
@@ -64,9 +74,11 @@ def numbers(text: polars.Series, form: str) -> polars.Series:
     [1234.5, -7.0, None]
     """
     bare = _TEXT.str.replace("\u2212", "-", literal=True)
-    if form.endswith(PERCENT):
-        bare = bare.str.strip_suffix("%").str.strip_chars()
-    thousands, decimal = NUMBERS[form.removesuffix(PERCENT)]
+    unit = unit_of(form)
+    if unit:
+        sign = re.escape(unit.strip())
+        bare = bare.str.replace(rf"^([+-]?)\s*{sign}\s*", "${1}").str.replace(rf"\s*{sign}$", "")
+    thousands, decimal = NUMBERS[form.removesuffix(unit)]
     if thousands:
         whole = rf"(?:[1-9]\d{{0,2}}(?:{thousands}\d{{3}})+|\d+)"
         fits = bare.str.contains(rf"^[+-]?(?:{whole}(?:{decimal}\d*)?|{decimal}\d+)(?:[eE][+-]?\d+)?$")
@@ -102,11 +114,26 @@ def _parsers(form: str) -> list[polars.Expr]:
     return [polars.when(whole).then(parser) for parser in tries]
 
 
+def unit_of(form: str) -> str:
+    """Return the end of a form's name that is a unit, with the space before it; empty if there is none.
+
+    >>> unit_of("1,234.5 $"), unit_of("1 234.5"), unit_of(" %")
+    (' $', '', ' %')
+    """
+    return next((f" {unit}" for unit in UNITS if form.endswith(f" {unit}")), "")
+
+
+def is_known(form: str) -> bool:
+    """Whether there is a form of this name, of numbers or dates."""
+    return form.removesuffix(unit_of(form)) in NUMBERS or form in DATES
+
+
 def find_number(text: polars.Series) -> Found:
-    """Return the form of numbers that fits most values."""
-    signed = text.str.ends_with("%").sum()
-    suffix = PERCENT if 2 * signed > text.count() else ""
-    return _find(text, (form + suffix for form in NUMBERS), numbers)
+    """Return the form of numbers that fits most values, with the unit that more than half of them have."""
+    units = select(text.drop_nulls(), polars.coalesce(*(_TEXT.str.extract(p) for p in _UNIT_PATTERNS))).drop_nulls()
+    common = units.value_counts(sort=True).head(1).rows()
+    unit = f" {common[0][0]}" if common and 2 * common[0][1] > text.count() else ""
+    return _find(text, (form + unit for form in NUMBERS), numbers)
 
 
 def find_date(text: polars.Series) -> Found:

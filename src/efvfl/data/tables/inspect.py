@@ -111,7 +111,8 @@ def compare_ids(columns: Mapping[Path, str], console: Console) -> None:
 
 def _finding(values: polars.Series, settings: TableSettings, chosen: bool, label: polars.Series | None) -> Finding:
     name, declared = values.name, settings.types.get(values.name)
-    roles = {settings.label: "the label", settings.id: "the id", **dict.fromkeys(settings.leave_out, "left out")}
+    roles = {settings.label: "the label", settings.weight: "the weight", settings.id: "the id"}
+    roles |= dict.fromkeys(settings.leave_out, "left out")
     why = "chosen" if chosen else roles.get(name, "not among `columns`")
     try:
         reading = reading_of(values, declared, settings.typed)

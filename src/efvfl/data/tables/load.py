@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from efvfl.config.run_file import DataConfig, OwnData, RunConfig
+from efvfl.core.targets import scaled
 from efvfl.data.participation import Participation
 from efvfl.data.tables.drift import ColumnChange, changes, warnings_about
 from efvfl.data.tables.encode import Encoder, TableSettings
 from efvfl.data.tables.id_hints import better_format
 from efvfl.data.tables.ids import Ids, read_ids
-from efvfl.data.tables.labels import Labels
+from efvfl.data.tables.labels import Labels, row_weights
 from efvfl.data.tables.splits import split_of, stratified
 from efvfl.data.tables.table import column, has_types, read
 from efvfl.errors import ConfigError, DataError
@@ -39,6 +40,7 @@ class Table:
     path: Path
     row_numbers: NDArray[np.int64]  # of the rows in the file, from 0
     unlabelled: int = 0  # rows left out because they have no label
+    weightless: int = 0  # rows left out because their weight is 0
 
     @classmethod
     def open(cls, path: Path, settings: TableSettings, data: DataConfig, encoder: Encoder | None = None) -> Table:
@@ -59,9 +61,14 @@ class Table:
             labels = column(frame, settings.label, str(path))
             there = (labels.fill_nan(None) if labels.dtype.is_float() else labels).is_not_null()
             frame, numbers = frame.filter(there), numbers[there.to_numpy()]
+        labelled = len(numbers)
+        if settings.weight:
+            counting = row_weights(column(frame, settings.weight, str(path)), settings.types.get(settings.weight)) > 0
+            frame, numbers = frame.filter(polars.Series(counting)), numbers[counting]
         ids = read_ids(column(frame, settings.id, str(path)), data.id_format, data.duplicates, str(path))
         settings = replace(settings, typed=has_types(path))
-        return cls(frame[ids.rows], ids, settings, path, numbers[ids.rows], height - len(numbers))
+        left_out = (height - labelled, labelled - len(numbers))
+        return cls(frame[ids.rows], ids, settings, path, numbers[ids.rows], *left_out)
 
     @property
     def ids(self) -> list[str]:
@@ -86,6 +93,18 @@ class Table:
         """Return the labels of these ids."""
         return column(self.rows(ids), self.settings.label, str(self.path))
 
+    def encoding(self, ids: Sequence[str], loss: str) -> Labels:
+        """Return how the labels of these ids become numbers."""
+        return Labels.of(self.labels(ids), loss, self.settings.types.get(self.settings.label))
+
+    def weights(self, ids: Sequence[str]) -> Tensor | None:
+        """Return the weights of these ids, with a mean of 1; None: all count alike."""
+        name = self.settings.weight
+        if not name:
+            return None
+        found = row_weights(column(self.rows(ids), name, str(self.path)), self.settings.types.get(name))
+        return scaled(torch.from_numpy(found), len(ids))
+
     @property
     def written_ids(self) -> polars.Series:
         """The ids as they are written in the table, in its order."""
@@ -99,9 +118,12 @@ class Table:
         """Return how many rows are left out, and why, if so many take part."""
         report = self.found.report
         unmatched = len(self.ids) - taking_part
-        return Participation(
-            report.total + self.unlabelled, self.unlabelled, report.missing, report.duplicates, unmatched
-        )
+        left_out = (self.unlabelled, report.missing, report.duplicates, unmatched, self.weightless)
+        return Participation(report.total + self.unlabelled + self.weightless, *left_out)
+
+    def label_notice(self, labels: Labels) -> str:
+        """Return what the owner should know of how its labels were read."""
+        return f"{self.path}, label {self.settings.label!r}: {labels.doubt}"
 
     def notices(self, encoder: Encoder, changes: Sequence[ColumnChange]) -> list[str]:
         """Return what the owner should know: how columns were read, over all rows, and how later rows differ."""
@@ -129,10 +151,13 @@ def label_settings(config: RunConfig) -> tuple[str, TableSettings] | None:
         )
     if config.data.label and any(p.name == config.label_holder for p in own):
         raise ConfigError(f"labels are in [data] and at {config.label_holder!r}: remove one of them.")
+    if config.data.weight and not config.data.label:
+        raise ConfigError(f"[data] has weight = {config.data.weight!r} but no label: name it where the label is.")
     if config.data.label:
         if not config.data.path:
             raise ConfigError("[data] has a label but no path: set `path` to the table with the labels.")
-        return config.data.path, TableSettings(id=config.data.id, label=config.data.label)
+        labels = config.data
+        return labels.path, TableSettings(id=labels.id, label=labels.label, weight=labels.weight)
     here = config.of(config.label_holder).data
     return (here.path, TableSettings.of(here)) if here and here.label else None
 
@@ -179,6 +204,7 @@ class Joined:
 
     columns: dict[str, dict[str, Tensor]]  # by party and split
     labels: dict[str, Tensor]
+    weights: dict[str, Tensor | None]  # of rows in the loss; None: all count alike
     ids: dict[str, list[str]]
     encoders: dict[str, Encoder]
     classes: Labels
@@ -203,19 +229,20 @@ def join(config: RunConfig, folder: Path) -> Joined:
     ids = (
         shared_ids(everyone, chosen.id_format) if chosen.align != "none" else _same([t.ids for t in everyone.values()])
     )
-    values = target.labels(ids)
-    classes = Labels.of(values, config.loss)
-    parts = cut_ids(ids, chosen, split_seed(config), classes.encode(values))
+    classes = target.encoding(ids, config.loss)
+    parts = cut_ids(ids, chosen, split_seed(config), classes.encode(target.labels(ids)))
     encoders = {name: Encoder.fit(t.rows(parts["train"]), t.settings) for name, t in tables.items()}
     columns = {name: table.encoded(parts, encoders[name]) for name, table in tables.items()}
     labels = {split: classes.encode(target.labels(names)) for split, names in parts.items()}
+    weights = {split: target.weights(names) for split, names in parts.items()}
     changed = {name: table.changes(parts, encoders[name]) for name, table in tables.items()}
     notices = [text for name, table in tables.items() for text in table.notices(encoders[name], changed[name])]
     taking_part = {name: table.participation(len(ids)) for name, table in everyone.items()}
     if any(counts.unmatched for counts in taking_part.values()):
         written = {name: table.written_ids for name, table in everyone.items()}
         notices += filter(None, [better_format(written, chosen.id_format, len(ids))])
-    return Joined(columns, labels, parts, encoders, classes, notices, taking_part, changed)
+    notices += [target.label_notice(classes)] if classes.doubt else []
+    return Joined(columns, labels, weights, parts, encoders, classes, notices, taking_part, changed)
 
 
 def _same(everyone: Sequence[list[str]]) -> list[str]:
@@ -228,4 +255,4 @@ def _same(everyone: Sequence[list[str]]) -> list[str]:
 
 def open_new(own: OwnData, folder: Path, data: DataConfig, encoder: Encoder) -> Table:
     """Return the table of new rows, read as the training rows were; they need no label."""
-    return Table.open(folder / own.new, replace(TableSettings.of(own), label=""), data, encoder)
+    return Table.open(folder / own.new, replace(TableSettings.of(own), label="", weight=""), data, encoder)

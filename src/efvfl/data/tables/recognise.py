@@ -65,7 +65,7 @@ def _declared(values: polars.Series, declared: ColumnType) -> Reading:
         found = forms.find_number(text) if kind == "number" else forms.find_date(text)
         if " " not in declared:
             return Reading(cast(Kind, kind), found.form, _other(kind, found, text))
-        form += forms.PERCENT if found.form.endswith(forms.PERCENT) else ""
+        form += forms.unit_of(found.form)
     return Reading(cast(Kind, kind), form)
 
 
@@ -76,9 +76,10 @@ def _other(kind: str, found: Found, text: polars.Series) -> str:
     read = forms.numbers if kind == "number" else forms.dates
     table = polars.DataFrame({"text": text, "one": read(text, found.form), "two": read(text, found.other)})
     example = table.filter(polars.col("one") != polars.col("two"))["text"][0]
+    one, two = (form.removesuffix(forms.unit_of(form)) for form in (found.form, found.other))  # units are not in types
     return (
-        f"{shown(example)} is read as {kind} {found.form or '1234.5'!r}, and no value decides against "
-        f"{found.other!r}: set types = {{ {name_of(text)} = '{kind} {found.other}' }} if that is meant."
+        f"{shown(example)} is read as {kind} {one or '1234.5'!r}, and no value decides against {two!r}: set types = "
+        f"{{ {name_of(text)} = '{kind} {two}' }} if that is meant."
     )
 
 

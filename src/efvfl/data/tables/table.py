@@ -51,7 +51,7 @@ def read(
     if not frame.height or not frame.width:
         raise DataError(f"expected a table with rows in {path}, got {frame.height:,} rows and {frame.width:,} columns.")
     markers = missing if missing is not None else MISSING if suffix in SEPARATORS else ()
-    frame = _without_markers(frame, markers, label if missing is None else "")
+    frame = mark_missing(frame, markers, label if missing is None else "")
     if suffix in SEPARATORS:
         frame = frame.with_columns(typed(c) for c in frame.get_columns() if c.name not in (*texts, *raw))
     return frame.with_columns(as_text(column(frame, name, str(path))) for name in texts)
@@ -95,7 +95,8 @@ def _in_one_type(table: Any) -> Any:
     return table.assign(**mixed) if mixed else table
 
 
-def _without_markers(frame: polars.DataFrame, markers: Sequence[str], label: str) -> polars.DataFrame:
+def mark_missing(frame: polars.DataFrame, markers: Sequence[str], label: str = "") -> polars.DataFrame:
+    """Return a table with null for texts that mean a missing value; in the label, a dash is none of them."""
     strings = [values for values in frame.get_columns() if values.dtype == polars.String]
     return frame.with_columns(
         without_markers(values, [m for m in markers if values.name != label or m not in DASHES]) for values in strings

@@ -64,6 +64,6 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]
             continue
         if key in ("shared", "own"):
             for where, old, new in handshake.differences(before.get(key), now[key]):
-                yield where if where == "private_seed" else f"{where}: {old!r:.80} then, {new!r:.80} now"
+                yield where if where in ("private_seed", "weights") else f"{where}: {old!r:.80} then, {new!r:.80} now"
         elif key != "digest":  # which is that of the shared settings
             yield key

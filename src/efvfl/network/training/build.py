@@ -50,7 +50,7 @@ def make_plan(config: RunConfig, data: ParticipantData, home: Path | None = None
         method=config.method.build(),
         agreement=config.agreement.build(),
         # Without labels the loss is not computed here, and its name is all that matters.
-        loss=make_loss(config, data.labels["train"], data.classes) if data.labels else losses.lookup(config.loss),
+        loss=make_loss(config, data.targets("train"), data.classes) if data.labels else losses.lookup(config.loss),
         optimizer=make_optimizer(config.optimizer),
         label_holder=config.label_holder,
         stale=config.network.on_missing == "stale",
@@ -64,11 +64,11 @@ def _fusion(config: RunConfig, plan: Plan, data: ParticipantData) -> Fusion:
 
 def build_server(config: RunConfig, plan: Plan, data: ParticipantData) -> Server:
     """Make the server's half."""
-    labels = data.labels["train"]
-    plan.loss.check(labels)
+    targets = data.targets("train")
+    plan.loss.check(targets.labels)
     fusion = _fusion(config, plan, data)
     check_batches(plan.batches, [fusion])
-    return make_server(plan, fusion, labels, derive(private_seed(config), "server"), config.protect)
+    return make_server(plan, fusion, targets, derive(private_seed(config), "server"), config.protect)
 
 
 def _build_model(config: RunConfig, plan: Plan, data: ParticipantData, name: str) -> nn.Module:
@@ -93,7 +93,7 @@ def build_party(config: RunConfig, plan: Plan, data: ParticipantData, name: str)
     model: LocalModel = plain_model(plan, name, module, x, seed)
     if worker_group.size() > 1:
         model = GroupModel(WorkerGroup(model.block, x, name, plan.agreement.window), dropout_key(seed))
-    shared = SharedParts(data.labels["train"], _fusion(config, plan, data)) if plan.agreement.shared else None
+    shared = SharedParts(data.targets("train"), _fusion(config, plan, data)) if plan.agreement.shared else None
     return make_party(plan, name, model, seed, shared)
 
 

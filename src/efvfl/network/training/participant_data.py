@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from efvfl.config.run_file import RunConfig
+from efvfl.core.targets import Targets
 from efvfl.data.base import cut_rows
 from efvfl.data.npz import classes_of, own_columns, read
 from efvfl.data.participation import LATER, Participation
@@ -43,7 +44,12 @@ class ParticipantData:
     encoder: Encoder | None = None  # tables: how the columns became numbers
     class_names: tuple[str, ...] = ()  # where labels were texts
     participation: dict[str, Participation] = field(default_factory=dict)  # of the rows of this participant's tables
+    weights: dict[str, Tensor | None] = field(default_factory=dict)  # of rows in the loss, beside labels
     spelling: dict[str, str] = field(default_factory=dict)  # at the server: ids as its table writes them, if otherwise
+
+    def targets(self, split: str) -> Targets:
+        """Return the labels of a split, and the weights of its rows."""
+        return Targets(self.labels[split], self.weights.get(split))
 
     @property
     def trained_ids(self) -> dict[str, list[str]]:
@@ -150,10 +156,11 @@ def _from_tables(config: RunConfig, folder: Path, name: str, home: Path | None) 
     parts = _ids_by_split(config, [t for t in (table, target) if t], home)
     taking_part = _participation(parts, {party: table, LABELS: target if config.data.label else None})
     names, (labels, classes) = [p.name for p in config.party], _labels(config, target, parts)
+    weights = {split: target.weights(ids) for split, ids in parts.items()} if target else {}
     spelling = target.spelling() if target and not name else {}
     count = (len(classes.names) or classes_of(labels["train"])) if labels else 0
     if own is None or table is None:
-        return ParticipantData(names, {}, labels, parts, count, None, classes.names, taking_part, spelling)
+        return ParticipantData(names, {}, labels, parts, count, None, classes.names, taking_part, weights, spelling)
     encoder = _encoder(table, parts["train"], home, saved)
     columns = table.encoded(parts, encoder)
     compared = {LATER: table.changes(parts, encoder)}
@@ -165,7 +172,7 @@ def _from_tables(config: RunConfig, folder: Path, name: str, home: Path | None) 
         _say(new.notices(encoder, compared["new"]))
     if home:
         save_columns(home, {party: drift.as_table(compared)})
-    return ParticipantData(names, columns, labels, parts, count, encoder, classes.names, taking_part, spelling)
+    return ParticipantData(names, columns, labels, parts, count, encoder, classes.names, taking_part, weights, spelling)
 
 
 def _participation(parts: dict[str, list[str]], tables: dict[str, Table | None]) -> dict[str, Participation]:
@@ -216,7 +223,8 @@ def _ids_by_split(config: RunConfig, tables: Sequence[Table], home: Path | None)
 def _labels(config: RunConfig, target: Table | None, parts: dict[str, list[str]]) -> tuple[dict[str, Tensor], Labels]:
     if target is None:
         return {}, Labels()
-    classes = Labels.of(target.labels([name for ids in parts.values() for name in ids]), config.loss)
+    classes = target.encoding([name for ids in parts.values() for name in ids], config.loss)
+    _say([target.label_notice(classes)] if classes.doubt else [])
     return {split: classes.encode(target.labels(ids)) for split, ids in parts.items()}, classes
 
 

@@ -87,7 +87,7 @@ class ServerProcess:
         self.answerer = QuestionHandler(self.party, data, train_rows=True) if self.party else None
         self.local = {here: OwnParty(self.party, self.answerer)} if self.party and self.answerer else {}
         self.about = handshake.about(config, "", data.names, data.trained_ids)
-        self.own = handshake.own_part(config, self.about["digest"])
+        self.own = handshake.own_part(config, self.about["digest"], data.targets("train").weights)
         self.saving = CheckpointPolicy(config.network)
         self.ledger = Ledger()
         self.message_log = MessageLog(folder / "log")
@@ -262,10 +262,10 @@ class ServerProcess:
         outputs: dict[str, Outputs] = {}
         for split in ("validation", "test"):
             if split in self.data.labels and not self.server.attendance.away:
-                labels = self.data.labels[split]
+                targets = self.data.targets(split)
                 with contextlib.suppress(AbsentError):  # without all parties there is nothing to score
-                    outputs[split] = Outputs(self.data.ids[split], labels, self.predict_split(split))
-                    scores[split] = measure.scores(outputs[split].output, labels, loss)
+                    outputs[split] = Outputs(self.data.ids[split], targets.labels, self.predict_split(split))
+                    scores[split] = measure.scores(outputs[split].output, targets, loss)
         if self.server.step_number >= self.steps:
             self._leave_for_report(outputs)
         return Observation(validation=scores.get("validation", {}), test=scores.get("test", {}))
