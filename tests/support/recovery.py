@@ -100,15 +100,22 @@ class Fates:
 
 
 class FrameFate(Fate):
-    """Ends a participant with a frame of a kind that it has sent or has received."""
+    """Ends a participant with the nth frame of a kind that it has sent or has received.
+
+    One that is repeated counts once: on a busy machine requests are sent again, and so are the replies to them.
+    """
 
     def __init__(self, kind: FrameKind, direction: str, nth: int = 1, kill: bool = True) -> None:
         super().__init__(nth, kill)
         self.kind = kind
         self.direction = direction
+        self._seen: set[tuple[object, int]] = set()  # peers, and the numbers of their frames
 
     def event(self, *seen: object) -> None:
-        if len(seen) == 3 and isinstance(seen[2], Frame) and (seen[2].kind, seen[1]) == (self.kind, self.direction):
+        if len(seen) != 3 or not isinstance(seen[2], Frame) or (seen[2].kind, seen[1]) != (self.kind, self.direction):
+            return
+        if (seen[0], seen[2].number) not in self._seen:
+            self._seen.add((seen[0], seen[2].number))
             super().event()
 
 
