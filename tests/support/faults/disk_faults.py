@@ -162,9 +162,10 @@ def full_disk(run: Federation, chance: random.Random) -> str:
     ends = time.monotonic() + 3.0
     while run[name].alive and time.monotonic() < ends:
         time.sleep(0.02)
-    gave_up = run[name].code == 2 and "Traceback" not in run[name].said
-    if not gave_up and not run[name].kill():
-        return f"{name}: {limit} bytes"  # ended in another way
+    ended = not run[name].kill()  # by itself, if only a moment ago
+    gave_up = ended and run[name].code == 2 and "Traceback" not in run[name].said
+    if ended and not gave_up:
+        return f"{name}: {limit} bytes"  # in another way
     run[name].start()
     return f"{name}: {limit} bytes, {'gave up' if gave_up else 'enough'}"
 
