@@ -69,6 +69,8 @@ def write_tables(folder: Path) -> None:
         abroad=pl.Series(chance.normal(2, 1, APRIL).round(1)),
     )
     telco.filter(pl.col("person") != person[3]).write_csv(folder / "telco-april.csv")
+    for name, table in (("bank", bank), ("telco", telco)):
+        table[MARCH:].write_csv(folder / f"{name}-new.csv")
     pl.DataFrame({"person": person, "bought": chance.integers(0, 9, APRIL)}).write_csv(folder / "shop-april.csv")
 
 
@@ -102,24 +104,24 @@ class Month:
 
     folder: Path
     aligned: list[dict[str, Process]]  # in March, and again in April
-    lists: Process
+    lists: str  # what `efvfl align --list` said at the bank
     trained: list[dict[str, Process]]  # in March, and in April from March's model
-    predicted: list[dict[str, Process]]  # with March's model: before and after April's alignment, and new rows
+    predicted: list[dict[str, Process]]  # with March's model: before and after April's alignment
     one_process: list[str]  # what `efvfl run` said in both months
 
     @property
     def everyone(self) -> list[Process]:
         groups = [*self.aligned, *self.trained, *self.predicted]
-        return [self.lists, *(process for group in groups for process in group.values())]
+        return [process for group in groups for process in group.values()]
 
     def predictions(self, name: str) -> pl.DataFrame:
         return pl.read_csv(self.folder / name)
 
 
-def run(*arguments: str) -> str:
+def run(*arguments: str | Path) -> str:
     """Run a command in this process; return what it said."""
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        assert main(["run", *arguments]) == 0
+        assert main([str(argument) for argument in arguments]) == 0
     return said.getvalue()
 
 
@@ -127,11 +129,10 @@ def run(*arguments: str) -> str:
 def month(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Month]:
     folder = tmp_path_factory.mktemp("month")
     write_tables(folder)
-    later = {"bank": ', new = "bank-april.csv"', "telco": ', new = "telco-april.csv"'}
+    later = {name: f', new = "{name}-new.csv"' for name in ("bank", "telco")}
     (folder / "march.toml").write_text(FILE.format(month="march", bank="", telco=""))
     (folder / "later.toml").write_text(FILE.format(month="march", **later))
     (folder / "april.toml").write_text(FILE.format(month="april", bank="", telco="") + SHOP)
-    (folder / "ids.txt").write_text("\n".join([*NEW, "p999"]))
     authority.make(folder / "certs", [certificates.SERVER, "telco", "shop"])
     stage = Stage(folder)
     try:
@@ -139,21 +140,21 @@ def month(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Month]:
         aligned = [stage.together("align march.toml --dir march/bank", march)]
         join = {"telco": "join march.toml --dir march/telco"}
         trained = [stage.together("serve march.toml --dir march/bank", join)]
-        predict = "predict march.toml --split test --dir march/bank --out"
-        predicted = [stage.together(f"{predict} before.csv", join)]
+        predict = "predict march.toml --split test --dir march/bank --out before.csv"
+        predicted = [stage.together(predict, join)]
         # April. All align in the folders of March; the shop has a new one.
         april = {"telco": "align april.toml --dir march/telco", "shop": "align april.toml --dir april/shop"}
         aligned.append(stage.together("align april.toml --dir march/bank", april))
-        lists = stage.start("align", "april.toml", "--list", "--dir", "march/bank").end()
-        predicted.append(stage.together(f"{predict} after.csv", join))
-        new = {"telco": "join later.toml --dir march/telco"}
-        predicted.append(stage.together("predict later.toml --ids ids.txt --dir march/bank --out new.csv", new))
+        lists = run("align", folder / "april.toml", "--list", "--dir", folder / "march" / "bank")
+        (folder / "ids.txt").write_text("\n".join([*pl.read_csv(folder / "before.csv")["id"], *NEW, "p999"]))
+        predict = "predict later.toml --ids ids.txt --dir march/bank --out after.csv"
+        predicted.append(stage.together(predict, {"telco": "join later.toml --dir march/telco"}))
         warm = {"telco": "join april.toml --dir april/telco --from march/telco"}
         warm["shop"] = "join april.toml --dir april/shop"
         trained.append(stage.together("serve april.toml --dir april/bank --from march/bank", warm))
-        one = [run(str(folder / "march.toml"), "--out", str(folder / "one-march"))]
-        start = ("--from", str(folder / "one-march"))
-        one.append(run(str(folder / "april.toml"), "--out", str(folder / "one-april"), *start))
+        one = [run("run", folder / "march.toml", "--out", folder / "one-march")]
+        start = ("--from", folder / "one-march")
+        one.append(run("run", folder / "april.toml", "--out", folder / "one-april", *start))
         yield Month(folder, aligned, lists, trained, predicted, one)
     finally:
         stage.close()
@@ -167,7 +168,7 @@ def event(process: Process, start: str) -> str:
 
 def test_all_end_well(month: Month) -> None:
     codes = [process.code for process in month.everyone]
-    assert codes == [6 if process is month.predicted[2]["bank"] else 0 for process in month.everyone], [
+    assert codes == [6 if process is month.predicted[1]["bank"] else 0 for process in month.everyone], [
         process.errors for process in month.everyone
     ]
 
@@ -180,7 +181,7 @@ def test_aligning_again_says_what_has_changed(month: Month) -> None:
         "Alignment 2: 89 rows, 30 more than alignment 1, 1 fewer",
         "Alignment 2: 89 rows",  # the shop has no earlier one
     ]
-    one, two = month.lists.out.splitlines()
+    one, two = month.lists.splitlines()
     assert one.startswith("Alignment 1: 60 rows. ")
     assert one.endswith("Training in this folder began with it.")
     assert two.startswith("Alignment 2: 89 rows, 30 more than alignment 1, 1 fewer. ")
@@ -190,19 +191,19 @@ def test_aligning_again_says_what_has_changed(month: Month) -> None:
 def test_the_old_model_predicts_as_before(month: Month) -> None:
     before, after = month.predictions("before.csv"), month.predictions("after.csv")
     assert before.height > 5
-    assert before.equals(after)
-    assert "alignment 1: 60 rows" in month.predicted[1]["telco"].errors
+    assert before.equals(after.head(before.height))
+    assert ", of alignment 1." in month.predicted[1]["telco"].errors
 
 
 def test_new_rows_are_predicted_and_what_is_strange_in_them_is_said_at_their_owner(month: Month) -> None:
-    new = month.predictions("new.csv")
+    new = month.predictions("after.csv").tail(len(NEW) + 1)
     assert new["status"].to_list() == ["ok"] * len(NEW) + ["not held by bank, telco"]
     assert new["probability"].null_count() == 1
-    bank, telco = (month.predicted[2][name].errors for name in ("bank", "telco"))
-    assert "1 of 4 rows were not predicted" in bank
+    bank, telco = (month.predicted[1][name].errors for name in ("bank", "telco"))
+    assert "rows were not predicted, because not all parties hold them, such as 'p999'" in bank
     assert "column 'tariff': " in telco
     assert "a level that no training row had: 'roaming'" in telco
-    assert "column 'calls': 89 of 89 rows have a value outside the range of the training rows" in telco
+    assert "column 'calls': 30 of 30 rows have a value outside the range of the training rows" in telco
     assert "tariff" not in bank
 
 
@@ -215,7 +216,7 @@ def test_a_warm_start_says_what_it_keeps(month: Month) -> None:
     assert "column 'calls': 89 of 89 rows have a value outside the range" in telco
     assert "Warm start" not in shop
     for text in (bank, telco, shop):
-        assert "alignment 2: 89 rows" in text
+        assert ", of alignment 2." in text
     assert "bank: kept; telco: kept, 1 new column starts fresh; fusion model: kept; shop: new." in " ".join(
         month.one_process[1].split()
     )

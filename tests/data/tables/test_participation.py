@@ -100,7 +100,7 @@ def test_each_alone_says_it_of_its_own_table(tmp_path: Path, caplog: pytest.LogC
     with caplog.at_level(logging.INFO):
         held = participant_data.load(config, tmp_path, "shop", tmp_path)
     said = [record.getMessage() for record in caplog.records]
-    assert said == [f"{tmp_path / 'shop.parquet'}: {SHOP[6:]} Splits: 8 train, 1 validation, 1 test."]
+    assert said == [f"{tmp_path / 'shop.parquet'}: {SHOP[6:]} Splits: 8 train, 1 validation, 1 test, of alignment 1."]
     assert held.participation == {"shop": Participation(40, 0, 0, 0, 30)}
     assert set(participant_data.load(config, tmp_path, "", tmp_path).participation) == {"bank"}
 

@@ -57,7 +57,10 @@ def expected(shared: list[str], chosen: RunConfig) -> list[tuple[str, str]]:
 
 
 def files(folder: Path, names: tuple[str, ...]) -> list[list[tuple[str, str]]]:
-    return [table_of(polars.read_parquet(folder / name / "alignments" / "1.parquet")) for name in ("server", *names)]
+    """The newest list of everybody, which has the same number at all."""
+    found = [Alignments(folder / name) for name in ("server", *names)]
+    assert len({each.newest for each in found}) == 1
+    return [table_of(polars.read_parquet(each.path(each.newest))) for each in found]
 
 
 def sets(count: int = 90, seed: int = 0) -> dict[str, list[str]]:

@@ -206,7 +206,8 @@ def _from_tables(config: RunConfig, folder: Path, name: str, start: _Start) -> P
     table = _open_table(config, folder / own.path, own, saved, known) if own else None
     target = _label_table(config, folder, name, table)
     parts = _ids_by_split(config, [t for t in (table, target) if t], start)
-    taking_part = _participation(parts, {party: table, LABELS: target if config.data.label else None})
+    tables = {party: table, LABELS: target if config.data.label else None}
+    taking_part = _participation(parts, tables, start.alignment)
     names, (labels, classes) = [p.name for p in config.party], _labels(config, target, parts)
     spelling = target.spelling() if target and not name else {}
     count = (len(classes.names) or classes_of(labels["train"])) if labels else 0
@@ -235,10 +236,13 @@ def _open_table(config: RunConfig, path: Path, own: OwnData, saved: Encoder | No
     return Table.reopen(path, settings, config.data, known)
 
 
-def _participation(parts: dict[str, list[str]], tables: dict[str, Table | None]) -> dict[str, Participation]:
+def _participation(
+    parts: dict[str, list[str]], tables: dict[str, Table | None], alignment: int
+) -> dict[str, Participation]:
     """Return how many rows of this participant's tables take part, and say so."""
     shared = sum(map(len, parts.values()))
     splits = ", ".join(f"{len(ids):,} {split}" for split, ids in parts.items())
+    splits += f", of alignment {alignment}" if alignment else ""
     found = {}
     for name, table in tables.items():
         if table:
@@ -276,7 +280,6 @@ def _ids_by_split(config: RunConfig, tables: Sequence[Table], start: _Start) -> 
     if not start.alignment:
         raise DataError(f"there is no list of shared rows in {start.home}. Run `efvfl align` first, all together.")
     aligned = Alignments(start.home).load(start.alignment)
-    log.info("alignment %d: %s rows", start.alignment, f"{len(aligned.ids):,}")
     found: dict[str, list[str]] = {split: [] for split in SPLITS}
     for name, code in zip(aligned.ids, aligned.splits, strict=True):
         found[SPLITS[code]].append(name)
