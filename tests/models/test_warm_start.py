@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from efvfl.data.tables.encode import Encoder, TableSettings
 from efvfl.models.mlp import seeded_model
 from efvfl.models.tables import LinearModel, TableModel, linear_model, table_model
-from efvfl.models.warm_start import Entry, start_from
+from efvfl.models.warm_start import LabelledTensor, start_from
 
 Categories = Literal["onehot", "embed"]
 
@@ -39,7 +39,7 @@ def make(kind: str, encoder: Encoder, seed: int, hidden: int = 8) -> TableModel 
 
 def give(model: TableModel | LinearModel, now: Encoder, old: TableModel | LinearModel, before: Encoder) -> str:
     mine, theirs = model.state_dict(), old.state_dict()
-    return start_from(model, theirs, model.named_entries(now, mine), model.named_entries(before, theirs))
+    return start_from(model, theirs, model.labelled_tensors(now, mine), model.labelled_tensors(before, theirs))
 
 
 def outputs(model: nn.Module, encoder: Encoder, frame: pl.DataFrame) -> Tensor:
@@ -145,8 +145,8 @@ def test_a_module_whose_entries_nobody_names_is_kept_as_a_whole_or_not_at_all() 
 
 def test_names_that_do_not_fit_the_tensor_are_not_trusted() -> None:
     model, old = nn.Linear(2, 1, bias=False), {"weight": torch.ones(1, 2)}
-    now, before = Entry("weight", (None, ["a", "b"])), Entry("weight", (None, ["a"]))
+    now, before = LabelledTensor("weight", (None, ["a", "b"])), LabelledTensor("weight", (None, ["a"]))
     assert start_from(model, old, {"w": now}, {"w": before}) == "fresh"
-    assert start_from(model, old, {"w": now}, {"w": Entry("weight", (None,))}) == "fresh"
-    assert start_from(model, old, {"w": now}, {"w": Entry("weight", (None, ["c", "d"]))}) == "fresh"
-    assert start_from(model, old, {"w": now}, {"w": Entry("weight", (None, ["b", "a"]))}) == "kept"
+    assert start_from(model, old, {"w": now}, {"w": LabelledTensor("weight", (None,))}) == "fresh"
+    assert start_from(model, old, {"w": now}, {"w": LabelledTensor("weight", (None, ["c", "d"]))}) == "fresh"
+    assert start_from(model, old, {"w": now}, {"w": LabelledTensor("weight", (None, ["b", "a"]))}) == "kept"

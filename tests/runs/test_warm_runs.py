@@ -144,6 +144,14 @@ def test_a_column_that_is_gone_is_named(tmp_path: Path) -> None:
     assert any("telco: kept, 1 column is gone;" in line for line in said)
 
 
+def test_a_party_with_none_of_its_columns_starts_fresh(old: Path) -> None:
+    write(old, 120, ("abroad",))
+    said: list[str] = []
+    began, ended = start_of(old, settings(), said), state_of(old / "old")
+    assert any("telco: starts fresh, because it has no column of before;" in line for line in said)
+    assert not equal(module(began, "telco"), module(ended, "telco"))
+
+
 def test_all_rows_are_compared_with_those_of_the_trained_run(old: Path, caplog: pytest.LogCaptureFixture) -> None:
     telco = pl.read_csv(old / "telco.csv")
     telco.with_columns(pl.col("calls") * 60).write_csv(old / "telco.csv")

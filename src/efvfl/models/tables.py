@@ -12,7 +12,7 @@ from efvfl.data.tables.columns import Category
 from efvfl.data.tables.encode import Encoder, Layout
 from efvfl.errors import ConfigError
 from efvfl.models.mlp import mlp
-from efvfl.models.warm_start import Entry, State
+from efvfl.models.warm_start import LabelledTensor, State
 from efvfl.util.extras import optional
 
 with optional("tables", "a model of tables"):
@@ -44,8 +44,8 @@ class TableModel(nn.Module):
         return out
 
     @staticmethod
-    def named_entries(encoder: Encoder, state: State) -> dict[str, Entry]:
-        """Return what the entries of a state belong to: inputs to columns, codes to levels, hidden units to themselves.
+    def labelled_tensors(encoder: Encoder, state: State) -> dict[str, LabelledTensor]:
+        """Return the tensors of a state with labels: inputs have those of columns, codes of levels, units their places.
 
         More columns may mean more hidden units; then the old ones are kept, and the others are new.
         """
@@ -56,8 +56,8 @@ class TableModel(nn.Module):
             outputs, inputs = state[f"{layer}.weight"].shape
             units = None if layer == layers[-1] else range(outputs)
             names = [*encoder.names[: encoder.layout.numbers], *embedded] if place == 0 else range(inputs)
-            found[f"{layer}.weight"] = Entry(f"{layer}.weight", (units, names))
-            found[f"{layer}.bias"] = Entry(f"{layer}.bias", (units,))
+            found[f"{layer}.weight"] = LabelledTensor(f"{layer}.weight", (units, names))
+            found[f"{layer}.bias"] = LabelledTensor(f"{layer}.bias", (units,))
         return found
 
 
@@ -83,10 +83,10 @@ class LinearModel(nn.Module):
         return out
 
     @staticmethod
-    def named_entries(encoder: Encoder, state: State) -> dict[str, Entry]:
-        """Return what the entries of a state belong to: weights to columns and levels."""
+    def labelled_tensors(encoder: Encoder, state: State) -> dict[str, LabelledTensor]:
+        """Return the tensors of a state with labels: weights have those of columns and levels."""
         numbers = encoder.names[: encoder.layout.numbers]
-        return {"weight": Entry("weight", (numbers, None))} | _codes_by_level(encoder)
+        return {"weight": LabelledTensor("weight", (numbers, None))} | _codes_by_level(encoder)
 
 
 def table_model(
@@ -127,9 +127,11 @@ def _coded(encoder: Encoder) -> list[Category]:
     return [c for c in encoder.columns if isinstance(c, Category) and c.embed]
 
 
-def _codes_by_level(encoder: Encoder) -> dict[str, Entry]:
+def _codes_by_level(encoder: Encoder) -> dict[str, LabelledTensor]:
     found = enumerate(_coded(encoder))
-    return {f"levels of {c.name}": Entry(f"tables.{place}.weight", (c.level_names, None)) for place, c in found}
+    return {
+        f"levels of {c.name}": LabelledTensor(f"tables.{place}.weight", (c.level_names, None)) for place, c in found
+    }
 
 
 def _codes(x: Tensor, layout: Layout) -> list[Tensor]:

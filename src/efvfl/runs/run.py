@@ -111,11 +111,13 @@ def _save_encoders(folder: Path, data: Dataset) -> None:
 
 def _note_start(folder: Path, data: Dataset, start: TrainedRun | None) -> None:
     """Keep what a warm start needs to be resumed: known columns must not be learnt from the rows of today then."""
+    note = folder / STARTED_FROM
     if start is None:
-        (folder / STARTED_FROM).unlink(missing_ok=True)
+        if note.exists():  # of a run that was killed before its first checkpoint
+            note.unlink()
         return
     _save_encoders(folder, data)
-    write_atomically(folder / STARTED_FROM, (json.dumps({"folder": str(start.folder)}) + "\n").encode())
+    write_atomically(note, (json.dumps({"folder": str(start.folder)}) + "\n").encode())
 
 
 def train(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from efvfl.errors import DataError
-from efvfl.models.warm_start import Entries, Entry, NamesEntries, Outcome, State, start_from
+from efvfl.models.warm_start import LabelledTensor, LabelledTensors, LabelsTensors, Outcome, State, start_from
 
 if TYPE_CHECKING:
     from efvfl.data.tables.encode import Encoder
@@ -48,7 +48,9 @@ class TrainedRun:
         if name not in self.models:
             return f"{name}: starts fresh, because there is nothing of it here"
         old, before = self.models[name], self.encoders.get(name)
-        now, then = _entries(model, encoder, model.state_dict()), _entries(model, before, old)
+        if encoder and before and not set(_names(encoder)) & set(_names(before)):
+            return f"{name}: starts fresh, because it has no column of before"
+        now, then = _labelled(model, encoder, model.state_dict()), _labelled(model, before, old)
         outcome = start_from(model, old, now, then)
         return f"{name}: {_text(outcome, _names(encoder), _names(before))}"
 
@@ -77,16 +79,20 @@ def read_encoder(path: Path) -> Encoder:
         raise DataError(f"cannot read {path}: {error}. Put a good copy back.") from error
 
 
-def _entries(model: nn.Module, encoder: Encoder | None, state: State) -> Entries:
-    return model.named_entries(encoder, state) if encoder and isinstance(model, NamesEntries) else {}
+def _labelled(model: nn.Module, encoder: Encoder | None, state: State) -> LabelledTensors:
+    return model.labelled_tensors(encoder, state) if encoder and isinstance(model, LabelsTensors) else {}
 
 
-def _inputs(head: nn.Module, widths: Mapping[str, int]) -> Entries:
+def _inputs(head: nn.Module, widths: Mapping[str, int]) -> LabelledTensors:
     """Return which inputs of a head belong to which party; of a head that is not ours nobody knows."""
     first = head[1] if isinstance(head, nn.Sequential) and len(head) > 1 else None  # after Flatten
     if not isinstance(first, nn.Linear):
         return {}
-    return {"inputs": Entry("1.weight", (None, [(name, i) for name, width in widths.items() for i in range(width)]))}
+    return {
+        "inputs": LabelledTensor(
+            "1.weight", (None, [(name, i) for name, width in widths.items() for i in range(width)])
+        )
+    }
 
 
 def _names(encoder: Encoder | None) -> list[str]:
