@@ -76,7 +76,7 @@ def expected() -> list[tuple[str, str]]:
 
 
 def listed(path: Path) -> list[tuple[str, str]]:
-    return list(polars.read_parquet(path / "aligned.parquet").select("id", "split").iter_rows())
+    return list(polars.read_parquet(path / "alignments" / "1.parquet").select("id", "split").iter_rows())
 
 
 # One story in real processes with certificates: a party and the label holder are killed, and start again.
@@ -149,7 +149,7 @@ def test_each_gets_a_report_of_its_own_table(story: Story) -> None:
     assert {split: last[split] for split in ("train", "validation", "test")} == {
         split: sum(row[1] == split for row in expected()) for split in ("train", "validation", "test")
     }
-    assert last["event"].startswith("60 rows are shared by all, 58.8% of the 102 here: ")
+    assert last["event"].startswith("Alignment 1: 60 rows. That is 58.8% of the 102 here: ")
     assert "north.csv: 60 of 102 rows take part. Left out: 40 whose id is not in all tables, 1 without" in last["event"]
     first, listening, last = story.events("server")
     assert [first[key] for key in kept[:4]] == [101, 0, 1, 100]  # the row without a label is no row of the table
@@ -259,7 +259,7 @@ def test_a_party_that_deviates_ends_the_command_with_its_name(
     member.close()
     assert code == 3
     assert "north claims to hold an id that was made up here at random" in capsys.readouterr().err
-    assert not list(place.rglob("aligned.parquet"))
+    assert not list(place.rglob("alignments/*"))
 
 
 @pytest.mark.parametrize(("reason", "ids"), [(VoidReason.EMPTY, ["x-1"]), (VoidReason.UNCUT, ["1001"])])
@@ -290,7 +290,7 @@ def test_a_party_that_shares_nothing_is_told_its_own_format(
     assert ("4 to 6 characters: 100% digits only" in text) == (reason == VoidReason.EMPTY)
     assert ("could not cut the shared rows into splits" in text) == (reason == VoidReason.UNCUT)
     assert "x-1" not in text
-    assert not (place / "runs" / "fed" / "north" / "aligned.parquet").exists()
+    assert not (place / "runs" / "fed" / "north" / "alignments").exists()
 
 
 @pytest.mark.parametrize(

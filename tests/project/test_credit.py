@@ -23,7 +23,7 @@ def test_two_tables_become_predictions_and_equal_one_process(
         [sys.executable, str(EXAMPLE / "run.py"), str(folder)], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    aligned = [pl.read_parquet(folder / name / "run" / "aligned.parquet") for name in ("bank", "telco")]
+    aligned = [pl.read_parquet(folder / name / "run" / "alignments" / "1.parquet") for name in ("bank", "telco")]
     assert aligned[0].equals(aligned[1])
     tables = [pl.read_csv(folder / "tables" / f"{name}.csv") for name in ("bank", "telco")]
     names = [t.to_series(0).str.strip_chars().str.to_lowercase() for t in tables]

@@ -17,6 +17,7 @@ from efvfl.core import losses
 from efvfl.data.tables.labels import Labels
 from efvfl.errors import ConfigError, DataError
 from efvfl.network.align.aligned_rows import SPLITS, Aligned
+from efvfl.network.align.alignments import Alignments
 from efvfl.network.training import participant_data
 from efvfl.network.training.autosave import CHECKPOINT
 from efvfl.network.training.participant_data import ENCODER
@@ -68,7 +69,7 @@ def aligned(config: RunConfig, folder: Path) -> Path:
     """Leave what `efvfl align` would leave, in one folder for all."""
     ids = load_data(config, folder).ids
     pairs = sorted((name.encode(), SPLITS.index(split)) for split, names in ids.items() for name in names)
-    Aligned([name.decode() for name, _ in pairs], bytes(code for _, code in pairs)).save(folder)
+    Alignments(folder).save(1, Aligned([name.decode() for name, _ in pairs], bytes(code for _, code in pairs)))
     return folder
 
 

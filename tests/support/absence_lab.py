@@ -19,7 +19,6 @@ from efvfl.core.party import Party
 from efvfl.core.server import Server
 from efvfl.core.shared_labels import SharedLabelsParty
 from efvfl.errors import Interrupted, LinkError
-from efvfl.network import handshake
 from efvfl.network.links.connections import Hooks, ServerTimeouts
 from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.frame import Frame, FrameKind
@@ -149,7 +148,7 @@ class Lab:
         party = build.build_party(self.config, build.make_plan(self.config, held), held, name)
         return (
             party,
-            handshake.about(self.config, name, held.names, held.trained_ids),
+            held.about(self.config, name),
             questions.QuestionHandler(party, held),
         )
 

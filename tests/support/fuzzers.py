@@ -196,7 +196,8 @@ def read_answers(data: bytes) -> None:
 def hello() -> dict[str, Any]:
     """Return what a participant says first."""
     ids = {"train": ["a", "b"], "validation": ["c"], "test": ["d"]}
-    return handshake.about(RunConfig(), "bank", ["bank", "telco"], ids)
+    began = {"alignment": 3, "start": {"bank": "ab" * 16}}
+    return handshake.about(RunConfig(), "bank", ["bank", "telco"], ids) | began
 
 
 def read_hello(data: bytes) -> None:
@@ -229,7 +230,7 @@ ALIGNMENT: list[tuple[Callable[[bytes], object], bytes]] = [
     ),
     (
         lambda data: messages.SplitsPart.read(messages.read_kind(data)[1]),
-        messages.SplitsPart(bytes(messages.SALT), bytes(TAG), 0, b"\x00\x01\x02").to_bytes(),
+        messages.SplitsPart(bytes(messages.SALT), bytes(TAG), 3, 0, b"\x00\x01\x02").to_bytes(),
     ),
 ]
 

@@ -70,7 +70,7 @@ class Holder:
 
     def send_splits(self, count: int, **changes: Any) -> int:
         confirmation = self.challenge.confirmation or bytes(TAG)
-        part = replace(SplitsPart(self.salt, confirmation, 0, bytes(count)), **changes)
+        part = replace(SplitsPart(self.salt, confirmation, 1, 0, bytes(count)), **changes)
         return messages.read_count(self.ask(part.to_bytes()), AlignmentKind.SPLITS)
 
 

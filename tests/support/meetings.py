@@ -14,7 +14,6 @@ from torch import Tensor
 from efvfl.config import run_file as configs
 from efvfl.config.run_file import LimitConfig, RunConfig
 from efvfl.errors import LinkError
-from efvfl.network import handshake
 from efvfl.network.links.connections import ServerTimeouts
 from efvfl.network.links.dialling import Dialler, PartyTimeouts
 from efvfl.network.links.frame import Frame, FrameKind
@@ -82,7 +81,7 @@ def make_member(
     config = own_copy(config, name)
     held = holding(config, name, data)
     party = build_party(config, make_plan(config, held), held, name)
-    about = handshake.about(config, name, held.names, held.trained_ids)
+    about = held.about(config, name)
     saving = CheckpointPolicy(config.network)
     limits = limits or config.of(name).limits
     made = PartyProcess(party, folder, about, QuestionHandler(party, held, limits.train_rows), limits, saving)

@@ -25,7 +25,6 @@ from efvfl.config import run_file as configs
 from efvfl.config.run_file import RunConfig
 from efvfl.core.party import Party
 from efvfl.errors import Interrupted, LinkError
-from efvfl.network import handshake
 from efvfl.network.identity import authority, certificates
 from efvfl.network.links.connections import Hooks, ServerTimeouts
 from efvfl.network.links.dialling import Dialler, PartyTimeouts
@@ -223,7 +222,7 @@ def ready(config: RunConfig, name: str, folder: Path = Path()) -> Ready:
     config = own_copy(config, name)
     holding = participant_data.load(config, folder, name)
     party = build.build_party(config, build.make_plan(config, holding), holding, name)
-    return Ready(config, holding, party, handshake.about(config, name, holding.names, holding.trained_ids))
+    return Ready(config, holding, party, holding.about(config, name))
 
 
 def member(made: Ready, folder: Path) -> PartyProcess:

@@ -1,4 +1,4 @@
-"""`efvfl align`: find the rows that all participants share."""
+"""`efvfl align`: find the rows that all participants share, or list what was found before."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def register(commands: Commands) -> None:
     align = commands.add_parser("align", help="find the rows that all share: the label holder, or with --party a party")
     align.add_argument("file", type=Path, help="the federation file")
     align.add_argument("--party", help="which of the parties this is")
+    align.add_argument("--list", action="store_true", help="show the lists in this participant's folder, and end")
     add_session(align, "--dir", "--out")
     align.set_defaults(handler=_align)
 
@@ -26,6 +27,9 @@ def _align(options: argparse.Namespace, console: Console) -> None:
     from efvfl.cli.sessions import align, setup
 
     session = session_options(options)
+    if options.list:
+        align.show_lists(session, options.party, console)
+        return
     config = setup.start(session, single_process="align")
     with contextlib.ExitStack() as stack:
         if options.party is None:

@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_device, add_session, session_options
+from efvfl.cli.options import Commands, add_device, add_session, add_start, session_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +19,7 @@ def register(commands: Commands) -> None:
     serve.add_argument("file", type=Path, help="the federation file")
     add_device(serve)
     add_session(serve)
+    add_start(serve, "this participant's folder of a finished run")
     serve.set_defaults(handler=_serve)
 
     join = commands.add_parser("join", help="a party: take part, and answer questions about rows")
@@ -26,6 +27,7 @@ def register(commands: Commands) -> None:
     join.add_argument("--party", required=True, help="which of the parties this is")
     add_device(join)
     add_session(join)
+    add_start(join, "this participant's folder of a finished run")
     join.set_defaults(handler=_join)
 
     predict = commands.add_parser("predict", help="the label holder: predict rows by id with the parties that join")

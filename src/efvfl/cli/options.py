@@ -17,6 +17,17 @@ def add_device(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", choices=("cpu", "cuda", "mps"), help="of local models, in place of the file's")
 
 
+def add_start(command: argparse.ArgumentParser, what: str) -> None:
+    """Add the choice of a trained run to start from."""
+    command.add_argument(
+        "--from",
+        dest="start_from",
+        type=Path,
+        metavar="RUN",
+        help=f"start from the parameters of {what}, where they fit",
+    )
+
+
 def add_session(command: argparse.ArgumentParser, *folder: str) -> None:
     """Add what every participant's process needs: its folder, an address, certificates and a way to show its status."""
     command.add_argument(*(folder or ("--dir",)), type=Path, help="this participant's folder (default: runs/FILE/NAME)")
@@ -37,4 +48,5 @@ def session_options(options: argparse.Namespace) -> SessionOptions:
         certs=options.certs,
         insecure=options.insecure,
         status=options.status,
+        start_from=getattr(options, "start_from", None),
     )

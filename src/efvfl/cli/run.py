@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_device
+from efvfl.cli.options import Commands, add_device, add_start
 from efvfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def register(commands: Commands) -> None:
     run.add_argument("--seed", type=int, help="in place of the file's")
     add_device(run)
     run.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder")
+    add_start(run, "the folder of a finished run")
     run.set_defaults(handler=run_file)
 
     inspect = commands.add_parser("inspect", help="what would be used of a table, and what looks wrong in it")
@@ -108,7 +109,8 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
         return bar(records, console, config.method.name, federation.epoch, config.epochs)
 
     say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
-    records = train(config, out, options.resume, base=options.file.parent, watch=watch, say=say)
+    start, base = options.start_from, options.file.parent
+    records = train(config, out, options.resume, start_from=start, base=base, watch=watch, say=say)
     name = options.file.stem
     console.print(summary(name, records[-1]), ledger_table(records[-1]))
     outputs = run_folder.load_outputs(out)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-LATER = "validation and test"  # the name of these rows where they are compared with training rows
+# The names of rows where they are compared with training rows.
+LATER = "validation and test"
+EVERY = "all, beside those of the trained run"  # of a warm start, whose columns are read as that run read them
 
 
 @dataclass(frozen=True)

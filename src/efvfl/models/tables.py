@@ -12,6 +12,7 @@ from efvfl.data.tables.columns import Category
 from efvfl.data.tables.encode import Encoder, Layout
 from efvfl.errors import ConfigError
 from efvfl.models.mlp import mlp
+from efvfl.models.warm_start import LabelledTensor, State
 from efvfl.util.extras import optional
 
 with optional("tables", "a model of tables"):
@@ -42,6 +43,23 @@ class TableModel(nn.Module):
         out: Tensor = self.layers(torch.cat([x[:, : self.layout.numbers], *embedded], dim=1))
         return out
 
+    @staticmethod
+    def labelled_tensors(encoder: Encoder, state: State) -> dict[str, LabelledTensor]:
+        """Return the tensors of a state with labels: inputs have those of columns, codes of levels, units their places.
+
+        More columns may mean more hidden units; then the old ones are kept, and the others are new.
+        """
+        embedded = [(c.name, i) for c in _coded(encoder) for i in range(embedding_width(len(c.levels) + 1))]
+        layers = [key.removesuffix(".weight") for key in state if key.startswith("layers.") and state[key].dim() == 2]
+        found = _codes_by_level(encoder)
+        for place, layer in enumerate(layers):
+            outputs, inputs = state[f"{layer}.weight"].shape
+            units = None if layer == layers[-1] else range(outputs)
+            names = [*encoder.names[: encoder.layout.numbers], *embedded] if place == 0 else range(inputs)
+            found[f"{layer}.weight"] = LabelledTensor(f"{layer}.weight", (units, names))
+            found[f"{layer}.bias"] = LabelledTensor(f"{layer}.bias", (units,))
+        return found
+
 
 class LinearModel(nn.Module):
     """A weighted sum of the numbers plus a weight per code: one weight for each name and output."""
@@ -63,6 +81,12 @@ class LinearModel(nn.Module):
         for table, codes in zip(self.tables, _codes(x, self.layout), strict=True):
             out = out + table(codes)
         return out
+
+    @staticmethod
+    def labelled_tensors(encoder: Encoder, state: State) -> dict[str, LabelledTensor]:
+        """Return the tensors of a state with labels: weights have those of columns and levels."""
+        numbers = encoder.names[: encoder.layout.numbers]
+        return {"weight": LabelledTensor("weight", (numbers, None))} | _codes_by_level(encoder)
 
 
 def table_model(
@@ -87,8 +111,7 @@ def coefficients(model: nn.Module, encoder: Encoder) -> polars.DataFrame:
         raise ConfigError(f"expected a linear model, which has coefficients, got a {type(model).__name__}.")
     if model.layout != encoder.layout:
         raise ConfigError("expected the encoder of this model, got one with different columns.")
-    coded = [c for c in encoder.columns if isinstance(c, Category) and c.embed]
-    names = encoder.names[: encoder.layout.numbers] + [name for c in coded for name in c.level_names]
+    names = encoder.names[: encoder.layout.numbers] + [name for c in _coded(encoder) for name in c.level_names]
     parts = [model.weight, *(table.get_parameter("weight") for table in model.tables)]
     weights = torch.cat([part.detach().double() for part in parts]).T.numpy()
     return polars.DataFrame({"name": names, **{f"weight_{i}": row for i, row in enumerate(weights)}})
@@ -97,6 +120,18 @@ def coefficients(model: nn.Module, encoder: Encoder) -> polars.DataFrame:
 def inputs_of(layout: Layout) -> int:
     """Return the number of inputs of the first layer."""
     return layout.numbers + sum(embedding_width(levels) for levels in layout.codes)
+
+
+def _coded(encoder: Encoder) -> list[Category]:
+    """Return the categories that a model looks up, in the order of their codes."""
+    return [c for c in encoder.columns if isinstance(c, Category) and c.embed]
+
+
+def _codes_by_level(encoder: Encoder) -> dict[str, LabelledTensor]:
+    found = enumerate(_coded(encoder))
+    return {
+        f"levels of {c.name}": LabelledTensor(f"tables.{place}.weight", (c.level_names, None)) for place, c in found
+    }
 
 
 def _codes(x: Tensor, layout: Layout) -> list[Tensor]:

@@ -120,6 +120,7 @@ def compare(local: Mapping[str, Any], remote: Mapping[str, Any]) -> None:
         raise ProtocolError(
             f"the shared part of the files differs: {'; '.join(texts) or 'only the digest'}. Agree on one."
         )
+    _compare_beginnings(local, remote)
     rows = remote.get("rows")
     if not isinstance(rows, dict) or set(rows) != set(local["rows"]):
         raise ProtocolError(f"{name} sent no table of its rows by split.")
@@ -137,6 +138,28 @@ def compare(local: Mapping[str, Any], remote: Mapping[str, Any]) -> None:
                 f"the server and {name} hold {count:,} {split} rows each, but not the same ids in the same order: "
                 "align the tables first."
             )
+
+
+def _compare_beginnings(local: Mapping[str, Any], remote: Mapping[str, Any]) -> None:
+    """Refuse a party that trains on the rows of another alignment, or does not start from the same trained run."""
+    name, ours, theirs = remote.get("name"), local.get("alignment", 0), remote.get("alignment", 0)
+    if ours != theirs:
+        raise ProtocolError(
+            f"the server trains on alignment {ours}, {name} on alignment {theirs!r:.20} (`efvfl align --list` shows "
+            "them; a run that has begun keeps its own, and a new one takes the newest): align all together, or start "
+            "all in new folders."
+        )
+    starts, given = local.get("start", {}), remote.get("start", {})
+    known, own = starts.get(str(name)), given.get(str(name)) if isinstance(given, dict) else None
+    if given and not starts:
+        raise ProtocolError(f"{name} starts from a trained run, but the server does not: give --from at both or none.")
+    if known and not given:
+        raise ProtocolError(
+            f"{name} took part in the run that the server starts from, but starts fresh itself: give --from with its "
+            "folder of that run. If that is lost, start all without --from."
+        )
+    if own != known:
+        raise ProtocolError(f"{name} starts from another run than the server: give --from with folders of one run.")
 
 
 def differences(left: Any, right: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:

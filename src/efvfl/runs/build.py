@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +18,10 @@ from efvfl.core.losses import Loss
 from efvfl.core.targets import Targets
 from efvfl.data import Dataset, catalogue, digits, npz, npz_files
 from efvfl.data.npz import classes_of
-from efvfl.data.participation import LATER
 from efvfl.errors import ConfigError, describe, nearest
 from efvfl.models import mlp, vision
 from efvfl.models.placement import place
+from efvfl.runs.trained import TrainedRun
 from efvfl.training.federate import federate, model_width
 from efvfl.training.federation import Federation
 from efvfl.training.measure import Split
@@ -34,11 +34,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("efvfl")
 
 
-def load_data(config: RunConfig, folder: Path) -> Dataset:
-    """Return the rows a run asks for; relative paths start at `folder`."""
+def load_data(config: RunConfig, folder: Path, known: Mapping[str, Encoder] | None = None) -> Dataset:
+    """Return the rows a run asks for; relative paths start at `folder`.
+
+    `known` has encoders of a trained run, by party: columns of tables that are in them are encoded as that run did.
+    """
     chosen = config.data
     if has_tables(config):
-        return _joined(config, folder)
+        return _joined(config, folder, known)
     own = {party.name: folder / party.data.path for party in config.party if party.data}
     if (own or chosen.name == "npz") and not chosen.path:
         raise ConfigError("data.path is missing: the .npz file with the labels `y`, and the columns of parties in it.")
@@ -69,10 +72,10 @@ def has_tables(config: RunConfig) -> bool:
     return found
 
 
-def _joined(config: RunConfig, folder: Path) -> Dataset:
+def _joined(config: RunConfig, folder: Path, known: Mapping[str, Encoder] | None) -> Dataset:
     from efvfl.data.tables import drift, load  # late: it brings polars, which most runs do without
 
-    joined = load.join(config, folder)
+    joined = load.join(config, folder, known)
     for text in joined.notices:
         log.warning("%s", text)
     names = list(joined.columns)
@@ -90,7 +93,7 @@ def _joined(config: RunConfig, folder: Path) -> Dataset:
         encoders=joined.encoders,
         class_names=joined.classes.names,
         participation=joined.participation,
-        columns={name: drift.as_table({LATER: found}) for name, found in joined.changes.items()},
+        columns={name: drift.as_table(found) for name, found in joined.compared.items()},
     )
     return data.subset(config.data.subset, config.seed) if config.data.subset else data
 
@@ -192,8 +195,13 @@ def memory_folder(config: RunConfig, folder: Path | None) -> Path | None:
     return Path(tempfile.gettempdir()) if folder is None else folder
 
 
-def make_federation(config: RunConfig, data: Dataset, folder: Path | None = None) -> Federation:
-    """Build a run in one process. Every initial parameter and every random draw comes from its seed, by name."""
+def make_federation(
+    config: RunConfig, data: Dataset, folder: Path | None = None, start: TrainedRun | None = None
+) -> Federation:
+    """Build a run in one process. Every initial parameter and every random draw comes from its seed, by name.
+
+    Parameters that a trained run has are those of that run.
+    """
     for party in config.party:
         if party.name not in data.names:
             raise ConfigError(f"[[party]] name = {party.name!r} is not in the data. {nearest(party.name, data.names)}")
@@ -208,6 +216,11 @@ def make_federation(config: RunConfig, data: Dataset, folder: Path | None = None
                 "change one of the two."
             )
     head = head_model(config, widths, data.classes)
+    if start:
+        models = [(name, model) for name, model in zip(columns, locals_, strict=True) if name in start.models]
+        kept = [start.give_model(name, model, data.encoders.get(name)) for name, model in models]
+        kept.append(start.give_head(head, config.fusion.combine, dict(zip(columns, widths, strict=True))))
+        start.say([*kept, *start.came_and_went(data.names)])
 
     def rows(split: Split | None) -> tuple[dict[str, Any], Any, Any] | None:
         if split is None:

@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,15 +22,21 @@ from efvfl.data import Dataset
 from efvfl.errors import CheckpointError, ConfigError
 from efvfl.runs import run_folder
 from efvfl.runs.build import load_data, make_federation
+from efvfl.runs.trained import TrainedRun, module_state, read_encoder
 from efvfl.training.federation import Federation
 from efvfl.training.record import Record
 from efvfl.util import checkpoint
 from efvfl.util.files import write_atomically
 
+if TYPE_CHECKING:
+    from efvfl.data.tables.encode import Encoder
+
 log = logging.getLogger("efvfl")
 
 CHECKPOINT = "checkpoint.safetensors"  # in a run's folder
 VERSION = 2  # of the checkpoint's layout
+ENCODERS = "encoders"  # in a run's folder: how the columns of each party's table became numbers
+STARTED_FROM = "started_from.json"  # in a run's folder: which trained run it started from
 
 # Sees a federation before it goes on, and hands its records through: a progress bar.
 Watch = Callable[[Federation, Iterable[Record]], Iterable[Record]]
@@ -59,15 +66,7 @@ class RunCheckpoint:
         If the file is damaged, that is where the one before it was: a run in one process loses nothing but time by it.
         """
         state = checkpoint.load_kept(self.path)
-        if not {"config", "federation", "records"} <= set(state):
-            raise CheckpointError(
-                f"{self.path} was not left by `efvfl run`: name another folder, or load it from Python."
-            )
-        if state.get("version") != VERSION:
-            raise CheckpointError(
-                f"{self.path} was left by another version of efvfl: go on with that one, or start anew in an empty "
-                "folder."
-            )
+        _check_layout(self.path, state)
         if state["config"] != self.settings:
             changed = sorted(k for k in self.settings if state["config"].get(k) != self.settings[k])
             raise ConfigError(
@@ -77,11 +76,56 @@ class RunCheckpoint:
         return [Record.from_json(line) for line in state["records"]]
 
 
+def _check_layout(path: Path, state: Mapping[str, Any]) -> None:
+    if not {"config", "federation", "records"} <= set(state):
+        raise CheckpointError(f"{path} was not left by `efvfl run`: name another folder, or load it from Python.")
+    if state.get("version") != VERSION:
+        raise CheckpointError(
+            f"{path} was left by another version of efvfl: go on with that one, or start anew in an empty folder."
+        )
+
+
+def open_trained(folder: Path) -> TrainedRun:
+    """Return the parameters of a finished run in one process, for another one to start from."""
+    path = folder / CHECKPOINT
+    state = checkpoint.load(path)
+    _check_layout(path, state)
+    settings = run_folder.load_settings(folder)
+    if settings is None:
+        raise ConfigError(f"the run in {folder} is not finished: give --resume to go on with it first.")
+    parties = state["federation"]["parties"]
+    models = {name: module_state(party["block"]) for name, party in parties.items()}
+    fusion = module_state(state["federation"]["server"]["block"])
+    return TrainedRun(folder, {name: settings.widths[name] for name in parties}, models, fusion, _encoders(folder))
+
+
+def _encoders(folder: Path) -> dict[str, Encoder]:
+    """Return the encoders that a run has left, by party; none if it had no tables."""
+    return {path.stem: read_encoder(path) for path in sorted((folder / ENCODERS).glob("*.json"))}
+
+
+def _save_encoders(folder: Path, data: Dataset) -> None:
+    for name, encoder in data.encoders.items():
+        write_atomically(folder / ENCODERS / f"{name}.json", encoder.to_json().encode())
+
+
+def _note_start(folder: Path, data: Dataset, start: TrainedRun | None) -> None:
+    """Keep what a warm start needs to be resumed: known columns must not be learnt from the rows of today then."""
+    note = folder / STARTED_FROM
+    if start is None:
+        if note.exists():  # of a run that was killed before its first checkpoint
+            note.unlink()
+        return
+    _save_encoders(folder, data)
+    write_atomically(note, (json.dumps({"folder": str(start.folder)}) + "\n").encode())
+
+
 def train(
     config: RunConfig | Path | str,
     folder: Path | str,
     resume: bool = False,
     *,
+    start_from: Path | str | None = None,
     base: Path | str | None = None,
     watch: Watch | None = None,
     say: Callable[[str], None] | None = None,
@@ -91,6 +135,8 @@ def train(
     - `config`: the settings, or the path of a TOML file that has them.
     - `folder`: gets a checkpoint and `records.jsonl` after every record, and in the end what `efvfl report` reads.
     - `resume`: go on from the checkpoint in the folder, for as many epochs as the settings say now.
+    - `start_from`: the folder of a finished run whose parameters this one starts from, as far as they fit
+      ([how](docs/tables.md)); one that is resumed has started from it already.
     - `base`: where relative paths in the settings start, and where your own modules lie: beside the file, or here.
     - `watch`: gets the federation and an iterable of records, and hands the records on: for a progress bar.
     - `say`: gets a sentence about each table, how many of its rows take part; left out: the log `efvfl` has it.
@@ -112,15 +158,19 @@ def train(
     user_code.look_in(base)
     if config.threads:
         torch.set_num_threads(config.threads)
-    data = load_data(config, base)
+    start = replace(open_trained(Path(start_from)), teller=say) if start_from and not resume else None
+    warm = resume and (folder / STARTED_FROM).exists()
+    data = load_data(config, base, start.encoders if start else _encoders(folder) if warm else None)
     _say_rows(data, say)
-    federation = make_federation(config, data, folder)
+    federation = make_federation(config, data, folder, start)
     saved = RunCheckpoint(folder / CHECKPOINT, _settings(config, federation))
     if not resume and saved.exists():
         raise ConfigError(
             f"{saved.path} is there already: give --resume to go on from it (resume=True in Python), or another folder."
         )
     records = saved.load(federation) if resume else []
+    if not resume:
+        _note_start(folder, data, start)
 
     def save(records: Sequence[Record]) -> None:
         saved.save(federation, records)
@@ -181,5 +231,4 @@ def _leave_for_report(federation: Federation, config: RunConfig, data: Dataset, 
     rows = {split: len(part.labels) for split, part in federation.splits.items()}
     run_folder.save_settings(folder, config, widths, rows, federation.server.block.size(), data.participation)
     run_folder.save_columns(folder, data.columns)
-    for name, encoder in data.encoders.items():
-        write_atomically(folder / "encoders" / f"{name}.json", encoder.to_json().encode())
+    _save_encoders(folder, data)

@@ -16,6 +16,7 @@ from efvfl.config.run_file import RunConfig
 from efvfl.data.tables.drift import ColumnChange, changes, warnings_about
 from efvfl.data.tables.encode import Encoder, TableSettings
 from efvfl.network.align.aligned_rows import Aligned
+from efvfl.network.align.alignments import Alignments
 from efvfl.network.training import participant_data
 from efvfl.runs import report
 from efvfl.runs.run import train
@@ -97,7 +98,7 @@ def test_a_party_is_told_about_its_own_rows(tmp_path: Path, caplog: pytest.LogCa
     config = written(tmp_path)
     for home in ("shop", "server"):
         (tmp_path / home).mkdir()
-        Aligned([f"p{i:02}" for i in range(ROWS)], bytes([0] * 36 + [1, 2] * 2)).save(tmp_path / home)
+        Alignments(tmp_path / home).save(1, Aligned([f"p{i:02}" for i in range(ROWS)], bytes([0] * 36 + [1, 2] * 2)))
     participant_data.load(config, tmp_path, "shop", tmp_path / "shop")
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [text.partition("new.csv, ")[2] for text in said] == [

@@ -194,7 +194,7 @@ def test_the_form_of_the_training_rows_reads_later_rows(tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("id,debt,half,day,town\nn1,1.500,2,05/06/2024,none\n", encoding="utf-8")
     alone = open_new(own, tmp_path, DataConfig(), encoder)  # all its cells would pass for plain numbers
     assert numbers_of(alone.frame["debt"], "number", debt.form).tolist() == [1500]  # type: ignore[union-attr]
-    said = new.notices(encoder, ())
+    said = new.notices(encoder, {})
     assert [text.partition("new.csv, ")[2] for text in said] == [
         "column 'debt': 1 value is no number, and read as missing: row 2 'x'.",
         "column 'half': 1 value is no number, and read as missing: row 2 '2,5'.",
@@ -206,7 +206,7 @@ def test_rows_are_named_by_their_place_in_the_file(tmp_path: Path) -> None:
     rows = "".join(f"c{i},{i},{'' if i < 5 else i % 2}\n" for i in range(40))
     (tmp_path / "a.csv").write_text(f"id,x,y\n{rows}c40,oops,1\n,oops,1\n", encoding="utf-8")
     table = Table.open(tmp_path / "a.csv", TableSettings(id="id", label="y"), DataConfig())
-    (said,) = table.notices(Encoder.fit(table.frame, table.settings), ())
+    (said,) = table.notices(Encoder.fit(table.frame, table.settings), {})
     assert said.endswith("a.csv, column 'x': 1 value is no number, and read as missing: row 41 'oops'.")
 
 

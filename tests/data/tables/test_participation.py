@@ -21,6 +21,7 @@ from efvfl.data.tables.id_hints import better_format, own_format
 from efvfl.data.tables.inspect import compare_ids
 from efvfl.errors import ConfigError, DataError
 from efvfl.network.align.aligned_rows import Aligned
+from efvfl.network.align.alignments import Alignments
 from efvfl.network.training import participant_data
 from efvfl.runs import report
 from efvfl.runs.build import load_data
@@ -95,11 +96,11 @@ def test_without_a_common_id_the_error_says_which_format_would_match(tmp_path: P
 
 def test_each_alone_says_it_of_its_own_table(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = run_file.load(write(tmp_path))
-    Aligned([f"p{i:02}" for i in range(10)], bytes([0] * 8 + [1, 2])).save(tmp_path)
+    Alignments(tmp_path).save(1, Aligned([f"p{i:02}" for i in range(10)], bytes([0] * 8 + [1, 2])))
     with caplog.at_level(logging.INFO):
         held = participant_data.load(config, tmp_path, "shop", tmp_path)
     said = [record.getMessage() for record in caplog.records]
-    assert said == [f"{tmp_path / 'shop.parquet'}: {SHOP[6:]} Splits: 8 train, 1 validation, 1 test."]
+    assert said == [f"{tmp_path / 'shop.parquet'}: {SHOP[6:]} Splits: 8 train, 1 validation, 1 test, of alignment 1."]
     assert held.participation == {"shop": Participation(40, 0, 0, 0, 30)}
     assert set(participant_data.load(config, tmp_path, "", tmp_path).participation) == {"bank"}
 

@@ -24,6 +24,7 @@ from efvfl.data.tables.splits import split_of, stratified
 from efvfl.errors import DataError, EfvflError, LimitError, ProtocolError, RefusedError
 from efvfl.network.align import messages, points, psi
 from efvfl.network.align.aligned_rows import SPLITS, Aligned, shapes
+from efvfl.network.align.alignments import Alignments
 from efvfl.network.align.messages import (
     MOST_SHARDS,
     POINT,
@@ -56,7 +57,10 @@ def expected(shared: list[str], chosen: RunConfig) -> list[tuple[str, str]]:
 
 
 def files(folder: Path, names: tuple[str, ...]) -> list[list[tuple[str, str]]]:
-    return [table_of(polars.read_parquet(folder / name / "aligned.parquet")) for name in ("server", *names)]
+    """The newest list of everybody, which has the same number at all."""
+    found = [Alignments(folder / name) for name in ("server", *names)]
+    assert len({each.newest for each in found}) == 1
+    return [table_of(polars.read_parquet(each.path(each.newest))) for each in found]
 
 
 def sets(count: int = 90, seed: int = 0) -> dict[str, list[str]]:
@@ -342,7 +346,7 @@ def test_a_mark_of_another_alignment_does_not_count(tmp_path: Path, changed: str
     server = meeting.serve()
     server._mark.write_bytes(server._mark_of(found))
     if changed == "list":
-        (tmp_path / "server" / "aligned.parquet").unlink()
+        (tmp_path / "server" / "alignments" / "1.parquet").unlink()
     other = ids | {"": [*ids[""], "one-more"]} if changed == "table" else ids
     with Meeting(tmp_path, replace(chosen, seed=6) if changed == "settings" else chosen, other) as meeting:
         meeting.run()
@@ -373,7 +377,7 @@ PART = PlacesPart(bytes(SALT), POINTS[0], 2, 0, [(0, 0), (0, 1)])
         (replace(PART, places=[(MOST_SHARDS, 0)]).to_bytes(), "expected a shard's index from 0 to 1,023, got 1,024"),
         (PART.to_bytes() + b"x", "got 1 more bytes"),
         (PART.to_bytes()[:-2], "cut short"),
-        (SplitsPart(bytes(SALT), bytes(16), 0, b"").to_bytes(), "expected a part's length from 1 to 65,536, got 0"),
+        (SplitsPart(bytes(SALT), bytes(16), 1, 0, b"").to_bytes(), "expected a part's length from 1 to 65,536, got 0"),
         (b"", "got 0: the bytes were cut short"),
         (b"{}", "expected a kind of question that belongs to an alignment, got 123"),
         (write(AlignmentKind.DIGESTS, bytes(16), 0), "expected a question for align = 'psi', got DIGESTS"),
@@ -399,7 +403,7 @@ def test_a_question_that_cannot_be_is_refused(tmp_path: Path, question: bytes, t
     made = member(tmp_path)
     with pytest.raises(ProtocolError, match=text):
         Holder(made, []).ask(question)
-    assert not (tmp_path / "aligned.parquet").exists()
+    assert not Alignments(tmp_path).numbers()
     made.close()
 
 
@@ -444,7 +448,7 @@ def test_a_party_that_was_killed_finds_its_ids_by_their_places(tmp_path: Path) -
     assert holder.send_list(["a", "c"], sorted(places.values()))
     assert holder.send_splits(2, splits=b"\0\2") == 2
     holder.party.respond(Frame(FrameKind.STOP))
-    assert Aligned.load(tmp_path) == Aligned(["a", "c"], b"\0\2")
+    assert Alignments(tmp_path).load(1) == Aligned(["a", "c"], b"\0\2")
     assert not (tmp_path / FOLDER).exists()
 
 
@@ -470,10 +474,10 @@ def test_two_lists_are_the_same_or_not_and_nobody_learns_more() -> None:
 def test_stop_without_a_list_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="it sent no list of rows"):
         member(tmp_path).respond(Frame(FrameKind.STOP))
-    Aligned(["a", "z"], b"\0\0").save(tmp_path)
+    Alignments(tmp_path).save(1, Aligned(["a", "z"], b"\0\0"))
     with pytest.raises(ProtocolError, match="the list here is of another table"):
         member(tmp_path).respond(Frame(FrameKind.STOP))
-    Aligned(["a", "c"], b"\0\2").save(tmp_path)
+    Alignments(tmp_path).save(2, Aligned(["a", "c"], b"\0\2"))
     made = member(tmp_path)
     assert made.respond(Frame(FrameKind.STOP)).kind == FrameKind.BYE
     assert made.aligned == Aligned(["a", "c"], b"\0\2")
@@ -606,7 +610,7 @@ def test_nothing_shared_shows_the_own_format_only(tmp_path: Path) -> None:
         assert meeting.wait("north") is None
         assert meeting.members["north"].void == VoidReason.EMPTY
     assert "The ids here have 4 to 6 characters: 100% digits only." in str(caught.value)
-    assert not list(tmp_path.glob("*/aligned.parquet"))
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 def test_shapes_of_ids() -> None:
@@ -617,8 +621,8 @@ def test_shapes_of_ids() -> None:
 
 def test_a_list_that_is_none_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="Run `efvfl align` first, all together"):
-        Aligned.load(tmp_path)
+        Alignments(tmp_path).load(1)
     for frame in (polars.DataFrame({"id": ["a"]}), polars.DataFrame({"id": ["a"], "split": ["holdout"]})):
-        frame.write_parquet(tmp_path / "aligned.parquet")
+        frame.write_parquet(tmp_path / "list.parquet")
         with pytest.raises(DataError, match="was not written by `efvfl align`"):
-            Aligned.load(tmp_path)
+            Aligned.load(tmp_path / "list.parquet")

@@ -240,7 +240,7 @@ def test_an_order_that_points_past_the_table_is_refused(tmp_path: Path, flipped:
 def test_a_refused_response_leaves_the_delivery_as_it_was(tmp_path: Path) -> None:
     holder = Holder(party(tmp_path, config("north")), HELD)
     places = holder.matches()
-    delivery = Delivery("north", Aligned(HELD, bytes(30)), holder.salt, list(places.values()))
+    delivery = Delivery("north", Aligned(HELD, bytes(30)), 1, holder.salt, list(places.values()))
     question = delivery.question()
     with pytest.raises(ProtocolError, match="expected points of the curve's large subgroup"):
         delivery.take(write_place_answer(30, (bytes(32), bytes(16))))

@@ -27,7 +27,6 @@ from malicious_alignment import (
 from efvfl.config.run_file import LimitConfig, PartyConfig, RunConfig
 from efvfl.errors import ConfigError, LimitError, ProtocolError, RefusedError
 from efvfl.network.align import sizes
-from efvfl.network.align.aligned_rows import FILE
 from efvfl.network.align.messages import AlignmentKind, write
 from efvfl.network.align.party import AlignmentParty
 from efvfl.network.links.frame import Frame, FrameKind
@@ -85,7 +84,7 @@ def test_a_party_that_deviates_gets_no_id_and_no_list(tmp_path: Path, what: str)
     assert re.search(text, str(ended if over else refused))
     assert leaks(heard, ids[""]) == []
     assert AlignmentKind.SPLITS not in asked_kinds(heard)
-    assert not list(tmp_path.glob(f"*/{FILE}"))
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 @pytest.mark.attack(
@@ -103,7 +102,7 @@ def test_a_swap_that_misses_the_decoys_is_noticed(tmp_path: Path, monkeypatch: p
     assert re.search(ANOTHER, str(ended))
     assert leaks(heard, ids[""]) == []
     assert AlignmentKind.SPLITS not in asked_kinds(heard)
-    assert not list(tmp_path.glob(f"*/{FILE}"))
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 # Guesses: sizes are shown, and capped where the files announce them.
@@ -266,7 +265,7 @@ def test_a_label_holder_that_deviates_is_refused(tmp_path: Path, what: str) -> N
     with pytest.raises(ProtocolError, match=text) as caught:
         deviate(holder)
     assert leaks([holder.heard, str(caught.value).encode()], HELD) == []
-    assert not (tmp_path / FILE).exists()
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 @pytest.mark.attack(

@@ -26,7 +26,6 @@ from worker_scenes import CASES, SCENES, WORKERS
 
 from efvfl.cli.main import main
 from efvfl.config import run_file as configs
-from efvfl.network import handshake
 from efvfl.network.links.connections import Hooks
 from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.grpc import dial, listen
@@ -233,7 +232,7 @@ def joining(file: Path, name: str, port: int) -> Dialler:
     holding = participant_data.load(config, file.parent, name)
     plan = build.make_plan(config, holding)
     party = build.build_party(config, plan, holding, name)
-    about = handshake.about(config, name, holding.names, holding.trained_ids)
+    about = holding.about(config, name)
     member = PartyProcess(party, file.parent / name, about, questions.QuestionHandler(party, holding))
     return Dialler(member, partial(dial, f"127.0.0.1:{port}", None, build.frame_limit(plan)), WAITING)
 

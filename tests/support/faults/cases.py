@@ -134,6 +134,7 @@ CASES = {
 def write_tables(folder: Path, names: list[str]) -> None:
     """Write the tables of the participants, and the list of shared rows into the folder of each."""
     from efvfl.network.align.aligned_rows import Aligned
+    from efvfl.network.align.alignments import Alignments
 
     chance = np.random.default_rng(5)
     ids = [f"c{i:04d}" for i in range(ROWS)]
@@ -146,7 +147,7 @@ def write_tables(folder: Path, names: list[str]) -> None:
     splits = bytes(1 + i % 2 if i % 5 == 0 else 0 for i in range(ROWS))
     for name in names:
         (folder / name).mkdir()
-        Aligned(ids, splits).save(folder / name)
+        Alignments(folder / name).save(1, Aligned(ids, splits))
 
 
 def _write(path: Path, head: str, *columns: Iterable[object]) -> None:

@@ -61,7 +61,7 @@ FAULTS: dict[str, Fault] = {
     "flip-log": Fault(damaged_file("log/*.log", damage.flip), may_refuse=True),
     "flip-records": Fault(damaged_file("records.jsonl", damage.flip), may_refuse=True, weight=0.3),
     "flip-ledger": Fault(damaged_file("ledger.jsonl", damage.flip), may_refuse=True, weight=0.3),
-    "flip-rows": Fault(damaged_file("aligned.parquet", damage.flip), may_refuse=True, fits=lambda case: case.tables),
+    "flip-rows": Fault(damaged_file("alignments/*", damage.flip), may_refuse=True, fits=lambda case: case.tables),
     "flip-encoder": Fault(damaged_file("encoder.json", damage.flip), may_refuse=True, fits=lambda case: case.tables),
     "lying-disk": Fault(lying_disk, may_refuse=True),
     "lost-log": Fault(lost_log, may_refuse=True),

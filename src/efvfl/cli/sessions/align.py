@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from efvfl.data.tables.encode import TableSettings
 from efvfl.data.tables.id_hints import own_format
 from efvfl.data.tables.load import Table, label_settings
 from efvfl.errors import ConfigError, DataError, Interrupted, nearest
-from efvfl.network.align.aligned_rows import FILE, Aligned
+from efvfl.network.align.aligned_rows import Aligned
+from efvfl.network.align.alignments import Alignments
 from efvfl.network.align.messages import FRAME, VoidReason
 from efvfl.network.align.party import AlignmentParty
 from efvfl.network.align.server import AlignmentServer, nothing_shared
@@ -31,6 +33,7 @@ from efvfl.network.links.dialling import Dialler, PartyTimeouts
 from efvfl.network.ops.audit_log import AuditLog
 from efvfl.network.ops.session import SessionOptions, stop_on_signal, tick
 from efvfl.network.ops.status import Mode, StatusLine
+from efvfl.network.training import beginning
 
 log = logging.getLogger("efvfl")
 
@@ -100,7 +103,7 @@ def follow(options: SessionOptions, name: str, config: RunConfig, console: Conso
         raise nothing_shared(party.ids)
     if party.aligned is None:
         raise DataError("the label holder could not cut the shared rows into splits: it was told why. Nothing changed.")
-    _describe_result(progress, local, party.aligned, folder)
+    _describe_result(progress, local, party, party.aligned)
 
 
 def lead(options: SessionOptions, config: RunConfig, console: Console, stack: ExitStack) -> None:
@@ -130,7 +133,21 @@ def lead(options: SessionOptions, config: RunConfig, console: Console, stack: Ex
         aligned = server.run()
     for name in sorted(server.uninformed):
         log.warning("%s has the list, but left before it was told that the alignment has ended.", name)
-    _describe_result(progress, local, aligned, folder)
+    _describe_result(progress, local, server, aligned)
+
+
+def show_lists(options: SessionOptions, party: str | None, console: Console) -> None:
+    """Show the lists in a participant's folder, and which of them training there began with."""
+    folder = options.folder_of(party or certificates.SERVER)
+    alignments, began = Alignments(folder), beginning.load(folder)
+    if not alignments.numbers():
+        raise DataError(f"there is no list in {folder}: run `efvfl align` first, all together.")
+    for number in alignments.numbers():
+        used = " Training in this folder began with it." if began and began.alignment == number else ""
+        newest = " The newest." if number == alignments.newest else ""
+        made = datetime.fromtimestamp(alignments.path(number).stat().st_mtime).strftime("%Y-%m-%d")
+        text = f"{describe(alignments, number, alignments.load(number))} Of {made}: {alignments.path(number)}."
+        console.print(text + newest + used, soft_wrap=True, highlight=False, markup=False)
 
 
 def _check_parties(config: RunConfig) -> list[str]:
@@ -180,14 +197,34 @@ def _described(forms: Sequence[str]) -> str:
     return ", ".join(words[form] for form in words if form in forms) or "as they are"
 
 
-def _describe_result(progress: ProgressDisplay, local: LocalTables, aligned: Aligned, folder: Path) -> None:
+def describe(alignments: Alignments, number: int, aligned: Aligned) -> str:
+    """Say what a list has that the one before it had not, and the other way round."""
+    before = alignments.before(number)
+    text = f"Alignment {number}: {len(aligned.ids):,} rows"
+    if not before:
+        return f"{text}."
+    try:
+        more, fewer = aligned.compared(alignments.load(before))
+    except DataError as error:
+        return f"{text}; they cannot be compared with those before: {error}"
+    return f"{text}, {more:,} more than alignment {before}, {fewer:,} fewer."
+
+
+def _describe_result(
+    progress: ProgressDisplay, local: LocalTables, here: AlignmentParty | AlignmentServer, aligned: Aligned
+) -> None:
     """Say how many rows all share, how much of the local tables that is, and why the others are left out."""
     rows, shared, counts = local.tables[0].found.report.total, len(aligned.ids), aligned.counts()
     splits = ", ".join(f"{count:,} {split}" for split, count in counts.items())
-    here = " ".join(_describe_rows(table, shared, local.id_format) for table in local.tables)
+    found = " ".join(_describe_rows(table, shared, local.id_format) for table in local.tables)
+    alignments, number = here.alignments, here.number
+    text = (
+        describe(alignments, number, aligned) if here.added else f"Alignment {number} again: the same {shared:,} rows."
+    )
     progress.say(
-        f"{shared:,} rows are shared by all, {shared / rows:.1%} of the {rows:,} here: {splits}. {here} "
-        f"List: {folder / FILE}. What left the building: efvfl audit {folder}",
+        f"{text} That is {shared / rows:.1%} of the {rows:,} here: {splits}. {found} "
+        f"List: {alignments.path(number)}. What left the building: efvfl audit {alignments.folder}",
+        alignment=number,
         shared=shared,
         share=shared / rows,
         **counts,

@@ -27,7 +27,8 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
     folder, network, limits = options.folder_of(name), config.network, config.of(name).limits
     if not worker_group.rank():
         setup.lock(folder, stack)  # first of all: it makes the folder, for nobody else to read
-    data = participant_data.load(config, options.file.parent, name, folder)
+    start = setup.open_start(options, name, folder)
+    data = participant_data.load(config, options.file.parent, name, folder, start)
     if name not in data.names:
         raise ConfigError(f"{name!r} is not a party of this federation. {nearest(name, data.names)}")
     if name == config.label_holder:
@@ -44,7 +45,7 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
     process = PartyProcess(
         party,
         folder,
-        handshake.about(config, name, data.names, data.trained_ids),
+        data.about(config, name),
         questions.QuestionHandler(party, data, limits.train_rows),
         limits,
         CheckpointPolicy(network),

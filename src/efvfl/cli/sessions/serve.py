@@ -187,7 +187,8 @@ class _Session:
 
 
 def _load_data(options: SessionOptions, config: RunConfig) -> ParticipantData:
-    return participant_data.load(config, options.file.parent, "", options.folder_of(certificates.SERVER))
+    folder = options.folder_of(certificates.SERVER)
+    return participant_data.load(config, options.file.parent, "", folder, setup.open_start(options, "", folder))
 
 
 def _open(

@@ -21,9 +21,10 @@ from efvfl.network.ops.lock import Lock
 from efvfl.network.ops.open_files import raise_limit
 from efvfl.network.ops.session import SessionOptions, handle_signals
 from efvfl.network.ops.terminal_log import log_handler
-from efvfl.network.training import build
+from efvfl.network.training import beginning, build, trained_folder
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.workers import worker_group
+from efvfl.runs.trained import TrainedRun
 
 log = logging.getLogger("efvfl")
 
@@ -51,6 +52,16 @@ def start(
 def lock(folder: Path, stack: ExitStack) -> None:
     """Take a participant's folder for this process alone, until the stack is closed."""
     stack.callback(Lock(folder).release)
+
+
+def open_start(options: SessionOptions, name: str, folder: Path) -> TrainedRun | None:
+    """Return the trained run that a participant's folder starts from; None if none is given, or it has started."""
+    if options.start_from is None:
+        return None
+    if beginning.has_begun(folder):
+        log.info("training in %s has begun and goes on: --from is not needed any more", folder)
+        return None
+    return trained_folder.open_trained(options.start_from, name)
 
 
 def open_audit_log(folder: Path, stack: ExitStack) -> AuditLog:

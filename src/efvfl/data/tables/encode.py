@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -131,6 +131,23 @@ class Encoder:
             fitted.append(fit_column(values, reading, settings.categories == "embed", declared is not None))
             doubts += [f"column {shown(name)}: {reading.doubt}"] if reading.doubt else []
         return cls(tuple(fitted), settings.missing, tuple(doubts))
+
+    def only(self, names: Collection[str]) -> Encoder:
+        """Return an encoder of those of its columns that have one of these names."""
+        return replace(self, columns=tuple(c for c in self.columns if c.name in names))
+
+    def extended(self, frame: polars.DataFrame, settings: TableSettings) -> Encoder:
+        """Return an encoder of all columns in use: known ones stay as they are, the others are fitted to these rows.
+
+        What was learnt of the known columns (scales, levels) keeps its meaning for a model that was trained with it.
+        """
+        names = settings.chosen(frame)
+        known = self.only(names)
+        new = tuple(name for name in names if name not in {c.name for c in known.columns})
+        if not new:
+            return known
+        fitted = Encoder.fit(frame, replace(settings, columns=new))
+        return replace(known, columns=known.columns + fitted.columns, doubts=fitted.doubts)
 
     @property
     def layout(self) -> Layout:

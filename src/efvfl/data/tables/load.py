@@ -15,7 +15,7 @@ from torch import Tensor
 
 from efvfl.config.run_file import DataConfig, OwnData, RunConfig
 from efvfl.core.targets import scaled
-from efvfl.data.participation import Participation
+from efvfl.data.participation import EVERY, LATER, Participation
 from efvfl.data.tables.drift import ColumnChange, changes, warnings_about
 from efvfl.data.tables.encode import Encoder, TableSettings
 from efvfl.data.tables.id_hints import better_format
@@ -70,6 +70,18 @@ class Table:
         left_out = (height - labelled, labelled - len(numbers))
         return cls(frame[ids.rows], ids, settings, path, numbers[ids.rows], *left_out)
 
+    @classmethod
+    def reopen(cls, path: Path, settings: TableSettings, data: DataConfig, known: Encoder | None) -> Table:
+        """Return a table whose columns a trained run may know: those are read as it read them; some may be gone."""
+        table = cls.open(path, settings, data)
+        still = known.only(settings.chosen(table.frame)) if known else None
+        return cls.open(path, settings, data, still) if still and still.columns else table
+
+    def fitted(self, train: Sequence[str], known: Encoder | None) -> Encoder:
+        """Return an encoder fitted to training rows, but for columns that a trained run knows."""
+        rows = self.rows(train)
+        return known.extended(rows, self.settings) if known else Encoder.fit(rows, self.settings)
+
     @property
     def ids(self) -> list[str]:
         """The ids, in table order."""
@@ -81,7 +93,8 @@ class Table:
         if absent:
             raise DataError(
                 f"{self.path} lacks {len(absent):,} of the {len(ids):,} aligned rows: it has changed since the "
-                "alignment. Run `efvfl align` again with all participants, or restore the table."
+                "alignment. To go on with a model that was trained on them, restore the table, and name today's as "
+                "`new`; to train on the rows of today, run `efvfl align` again, all together, and start in new folders."
             )
         return self.frame[[self._places[name] for name in ids]]
 
@@ -125,15 +138,18 @@ class Table:
         """Return what the owner should know of how its labels were read."""
         return f"{self.path}, label {self.settings.label!r}: {labels.doubt}"
 
-    def notices(self, encoder: Encoder, changes: Sequence[ColumnChange]) -> list[str]:
+    def notices(self, encoder: Encoder, compared: Mapping[str, Sequence[ColumnChange]]) -> list[str]:
         """Return what the owner should know: how columns were read, over all rows, and how later rows differ."""
         found = [cells.text(self.row_numbers) for cells in encoder.unreadable(self.frame)]
-        return [f"{self.path}, {text}" for text in (*encoder.doubts, *found, *warnings_about(changes))]
+        changed = [text for changes in compared.values() for text in warnings_about(changes)]
+        return [f"{self.path}, {text}" for text in (*encoder.doubts, *found, *changed)]
 
-    def changes(self, ids: Mapping[str, Sequence[str]], encoder: Encoder) -> list[ColumnChange]:
-        """Return how validation and test rows differ from the training rows."""
-        later = [name for split, names in ids.items() if split != "train" for name in names]
-        return changes(encoder, self.rows(later)) if later else []
+    def compared(
+        self, ids: Mapping[str, Sequence[str]], encoder: Encoder, known: bool = False
+    ) -> dict[str, list[ColumnChange]]:
+        """Return how validation and test rows differ from the training rows; of a warm start, how all rows do."""
+        later = [name for split, names in ids.items() if known or split != "train" for name in names]
+        return {EVERY if known else LATER: changes(encoder, self.rows(later)) if later else []}
 
     def encoded(self, ids: Mapping[str, Sequence[str]], encoder: Encoder) -> dict[str, Tensor]:
         """Return the encoded rows of every split."""
@@ -210,17 +226,21 @@ class Joined:
     classes: Labels
     notices: list[str]  # what the owners should know about how their tables were read
     participation: dict[str, Participation]  # by party, and of a table of labels alone
-    changes: dict[str, list[ColumnChange]]  # by party: validation and test rows beside the training rows
+    compared: dict[str, dict[str, list[ColumnChange]]]  # by party: later rows beside the training rows
 
 
-def join(config: RunConfig, folder: Path) -> Joined:
-    """Return all parties' tables, joined by id; relative paths start at `folder`."""
-    chosen = config.data
+def join(config: RunConfig, folder: Path, known: Mapping[str, Encoder] | None = None) -> Joined:
+    """Return all parties' tables, joined by id; relative paths start at `folder`.
+
+    `known` has encoders of a trained run, by party: columns in them are encoded as that run did.
+    """
+    chosen, known = config.data, known or {}
     tables: dict[str, Table] = {}
     for party in config.party:
         if party.data is None:
             raise ConfigError(f"expected `data` for every party, because some have it: {party.name!r} has none.")
-        tables[party.name] = Table.open(folder / party.data.path, TableSettings.of(party.data), chosen)
+        settings, before = TableSettings.of(party.data), known.get(party.name)
+        tables[party.name] = Table.reopen(folder / party.data.path, settings, chosen, before)
     where = label_settings(config)
     if where is None:
         raise ConfigError("no participant has labels: set `label` in [data], or in the label holder's data.")
@@ -231,18 +251,18 @@ def join(config: RunConfig, folder: Path) -> Joined:
     )
     classes = target.encoding(ids, config.loss)
     parts = cut_ids(ids, chosen, split_seed(config), classes.encode(target.labels(ids)))
-    encoders = {name: Encoder.fit(t.rows(parts["train"]), t.settings) for name, t in tables.items()}
+    encoders = {name: table.fitted(parts["train"], known.get(name)) for name, table in tables.items()}
     columns = {name: table.encoded(parts, encoders[name]) for name, table in tables.items()}
     labels = {split: classes.encode(target.labels(names)) for split, names in parts.items()}
     weights = {split: target.weights(names) for split, names in parts.items()}
-    changed = {name: table.changes(parts, encoders[name]) for name, table in tables.items()}
-    notices = [text for name, table in tables.items() for text in table.notices(encoders[name], changed[name])]
+    compared = {name: table.compared(parts, encoders[name], name in known) for name, table in tables.items()}
+    notices = [text for name, table in tables.items() for text in table.notices(encoders[name], compared[name])]
     taking_part = {name: table.participation(len(ids)) for name, table in everyone.items()}
     if any(counts.unmatched for counts in taking_part.values()):
         written = {name: table.written_ids for name, table in everyone.items()}
         notices += filter(None, [better_format(written, chosen.id_format, len(ids))])
     notices += [target.label_notice(classes)] if classes.doubt else []
-    return Joined(columns, labels, weights, parts, encoders, classes, notices, taking_part, changed)
+    return Joined(columns, labels, weights, parts, encoders, classes, notices, taking_part, compared)
 
 
 def _same(everyone: Sequence[list[str]]) -> list[str]:

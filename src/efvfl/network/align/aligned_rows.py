@@ -18,7 +18,6 @@ from efvfl.util.files import write_atomically
 with optional("tables", "a list of aligned rows"):
     import polars
 
-FILE: Final = "aligned.parquet"
 SPLITS: Final = ("train", "validation", "test")  # a row's code is the index of its split
 
 
@@ -42,17 +41,20 @@ class Aligned:
         rows = Counter(self.splits)
         return {split: rows[code] for code, split in enumerate(SPLITS)}
 
-    def save(self, folder: Path) -> Path:
-        """Write the list as Parquet with the columns `id` and `split`; return the path."""
+    def save(self, path: Path) -> None:
+        """Write the list as Parquet with the columns `id` and `split`."""
         buffer = io.BytesIO()
         polars.DataFrame({"id": self.ids, "split": [SPLITS[code] for code in self.splits]}).write_parquet(buffer)
-        write_atomically(folder / FILE, buffer.getvalue())
-        return folder / FILE
+        write_atomically(path, buffer.getvalue())
+
+    def compared(self, before: Aligned) -> tuple[int, int]:
+        """Return how many rows an earlier list did not have, and how many of its rows this one does not have."""
+        now, then = set(self.ids), set(before.ids)
+        return len(now - then), len(then - now)
 
     @classmethod
-    def load(cls, folder: Path) -> Aligned:
+    def load(cls, path: Path) -> Aligned:
         """Return the list that `save` wrote."""
-        path = folder / FILE
         try:
             frame = polars.read_parquet(path)
         except (OSError, polars.exceptions.PolarsError) as error:

@@ -14,13 +14,14 @@ from efvfl.network.align.same_list import ListChallenge
 class Delivery:
     """Which question comes next for a party, whatever it has forgotten since the last one."""
 
-    def __init__(self, name: str, aligned: Aligned, salt: bytes, places: list[Place] | None) -> None:
-        """Deliver a list; a party that holds the same ids in the same order needs no places."""
+    def __init__(self, name: str, aligned: Aligned, number: int, salt: bytes, places: list[Place] | None) -> None:
+        """Deliver the list of this number; a party that holds the same ids in the same order needs no places."""
         self.name: Final = name
         self.same: bool | None = None  # whether the party holds the same list; None: not known yet
         self.done = False
         self.wrong = 0  # lists of the party that were not the same
         self._aligned = aligned
+        self._number = number
         self._salt = salt
         self._places = None if places is None else sorted(places)  # not in the list's order, which is nobody's business
         self._challenge = ListChallenge(aligned.ids, salt)
@@ -35,7 +36,7 @@ class Delivery:
         stop = self._received + messages.ROWS
         if self.same:
             splits = self._aligned.splits[self._received : stop]
-            return SplitsPart(self._salt, self._challenge.confirmation, self._received, splits).to_bytes()
+            return SplitsPart(self._salt, self._challenge.confirmation, self._number, self._received, splits).to_bytes()
         places = [] if self._places is None else self._places[self._received : stop]
         return PlacesPart(self._salt, self._challenge.point, self._total, self._received, places).to_bytes()
 

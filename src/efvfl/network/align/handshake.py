@@ -9,6 +9,7 @@ from efvfl.config.run_file import RunConfig
 from efvfl.errors import ProtocolError
 from efvfl.network import handshake
 from efvfl.network.align import sizes
+from efvfl.network.align.messages import MOST_LISTS
 from efvfl.network.links.frame import PROTOCOL
 
 
@@ -35,3 +36,11 @@ def compare(local: dict[str, Any], remote: dict[str, Any]) -> None:
     if not isinstance(shared, dict) or shared.get("task") != "align":
         raise ProtocolError("the server aligns tables: run `efvfl align` with --party first, and `efvfl join` after.")
     handshake.compare(local, remote)
+
+
+def newest(remote: dict[str, Any]) -> int:
+    """Return the number of a party's newest list, from its HELLO; 0 if it has none."""
+    number = remote.get("newest")
+    if type(number) is not int or not 0 <= number < MOST_LISTS:
+        raise ProtocolError(f"expected the number of the newest list in HELLO, got {number!r:.20}.")
+    return number

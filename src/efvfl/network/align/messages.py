@@ -22,6 +22,7 @@ MOST_POINTS: Final = FRAME // POINT // 2  # of a shard on either side: an answer
 MOST_IDS: Final = 1 << 30
 DIGESTS: Final = 1 << 18  # of one answer
 ROWS: Final = 1 << 16  # of one part of the list
+MOST_LISTS: Final = 1 << 20  # the highest number of a list
 
 Place = tuple[int, int]  # a shard, and the place among the receiver's own points or digests there
 
@@ -191,18 +192,21 @@ class SplitsPart:
 
     salt: bytes  # of the list
     confirmation: bytes  # that the label holder holds the same list
+    number: int  # of the list, the same at all participants
     start: int
     splits: bytes  # a code for each row here
 
     def to_bytes(self) -> bytes:
         """Return the part as a question."""
-        return write(AlignmentKind.SPLITS, self.salt, self.confirmation, self.start, len(self.splits), self.splits)
+        numbers = (self.number, self.start, len(self.splits))
+        return write(AlignmentKind.SPLITS, self.salt, self.confirmation, *numbers, self.splits)
 
     @classmethod
     def read(cls, reader: Reader) -> SplitsPart:
         """Read a part that takes up the rest of a question."""
         salt, confirmation = reader.take(SALT, "a salt"), reader.take(TAG, "a confirmation")
+        number = bounded(reader, 1, MOST_LISTS, "the number of a list")
         start = bounded(reader, 0, MOST_IDS, "a part's start")
         splits = reader.take(bounded(reader, 1, ROWS, "a part's length"), "the splits")
         reader.end("part of the splits")
-        return cls(salt, confirmation, start, splits)
+        return cls(salt, confirmation, number, start, splits)

@@ -16,6 +16,7 @@ from efvfl.config.run_file import RunConfig
 from efvfl.errors import DataError, ProtocolError, WireError
 from efvfl.network.align import handshake, messages, points, psi, sizes
 from efvfl.network.align.aligned_rows import Aligned
+from efvfl.network.align.alignments import Alignments
 from efvfl.network.align.asked_ids import AskedIds
 from efvfl.network.align.messages import (
     DIGESTS,
@@ -49,11 +50,13 @@ class AlignmentParty:
         self.config = config
         self.name = name
         self.ids = ids
-        self.folder = folder
+        self.alignments = Alignments(folder)
         self.about = handshake.about(config, name)
         self.mode = config.data.align
         self.asked = AskedIds(config, name, len(ids), folder)
         self.aligned: Aligned | None = None
+        self.number = 0  # of this list
+        self.added = True  # it is a new one
         self.void: VoidReason | None = None
         self.shards_done = 0
         self.shards = 0  # their number, once the label holder has sent it
@@ -81,7 +84,7 @@ class AlignmentParty:
 
     def hello(self) -> Frame:
         """Return the first frame of a connection."""
-        return json_frame(FrameKind.HELLO, self.about)
+        return json_frame(FrameKind.HELLO, self.about | {"newest": self.alignments.newest})
 
     def respond(self, frame: Frame) -> Frame:
         """Return the response to an ASK or STOP."""
@@ -91,6 +94,7 @@ class AlignmentParty:
             return Frame(FrameKind.ANSWER, frame.number, 0, self._last[1])
         if frame.kind == FrameKind.STOP:
             if self.aligned is None and self.void is None:  # this party was killed after it had written the list
+                self.number = self.alignments.newest
                 self.aligned = self._load_list()
             self._orders.clear()
             return Frame(FrameKind.BYE)
@@ -102,7 +106,7 @@ class AlignmentParty:
 
     def _load_list(self) -> Aligned:
         try:
-            aligned = Aligned.load(self.folder)
+            aligned = self.alignments.load(self.number)
         except DataError as error:
             raise ProtocolError(
                 "the server says that the alignment has ended, but it sent no list of rows: start again."
@@ -223,8 +227,8 @@ class AlignmentParty:
         self._list.add_splits(part)
         aligned = self._list.aligned()
         if aligned and not self.aligned:
-            aligned.save(self.folder)
-            self.aligned = aligned
+            self.added = self.alignments.save(self._list.number, aligned)
+            self.aligned, self.number = aligned, self._list.number
         return messages.write(AlignmentKind.SPLITS, len(self._list.splits))
 
     def _void(self, reader: Reader) -> bytes:

@@ -25,6 +25,7 @@ class ReceivedList:
         self.places: list[Place] = []
         self.ids: list[str] = []  # known once all places are
         self.splits = bytearray()
+        self.number = 0  # of the list, the same at all participants; known with the splits
         self._response: ListResponse | None = None
 
     @property
@@ -56,6 +57,9 @@ class ReceivedList:
             )
         if max(part.splits) >= len(SPLITS):
             raise ProtocolError(f"expected splits from 0 to {len(SPLITS) - 1}, got {max(part.splits)}.")
+        if part.number != (self.number or part.number):
+            raise ProtocolError(f"expected splits of alignment {self.number} as before, got some of {part.number}.")
+        self.number = part.number
         if part.start == len(self.splits):
             self.splits += part.splits
         if len(self.splits) > self.total:

@@ -22,6 +22,7 @@ from efvfl.data.tables.splits import split_of, stratified
 from efvfl.errors import DataError, ProtocolError
 from efvfl.network.align import handshake, messages, points, psi, sizes
 from efvfl.network.align.aligned_rows import SPLITS, Aligned, shapes
+from efvfl.network.align.alignments import Alignments
 from efvfl.network.align.delivery import Delivery
 from efvfl.network.align.messages import DIGESTS, SALT, AlignmentKind, Place, ShardQuestion, VoidReason
 from efvfl.network.align.same_list import order_digest
@@ -58,12 +59,15 @@ class AlignmentServer:
         self.config = config
         self.ids = ids
         self.labels = labels
-        self.folder = folder
+        self.alignments = Alignments(folder)
+        self.number = 0  # of the list, once it is known
+        self.added = True  # it is a new one
         self.about = handshake.about(config, "")
         self.threads = threads or points.cores()
         self.done = 0  # shards, or parts of digests, that were answered
         self.total = 0  # their number; 0: not known yet
         self.uninformed: set[str] = set()  # parties that were not told that the alignment has ended
+        self._newest: dict[str, int] = {}  # numbers of the parties' newest lists
         self._mark = folder / "align.done"  # exists when all parties have the list but may not know that it is complete
         self.requests = Requests(
             Presence(
@@ -72,10 +76,14 @@ class AlignmentServer:
             ),
             MessageLog(folder / "log"),  # stays empty: questions change nothing
             Ledger(),
-            Checks(lambda name, table, position: handshake.compare(self.about, table), self._no_reply),
+            Checks(self._check_hello, self._no_reply),
             timeouts,
             hooks,
         )
+
+    def _check_hello(self, name: str, table: dict[str, Any], position: int) -> None:
+        handshake.compare(self.about, table)
+        self._newest[name] = handshake.newest(table)
 
     def _no_reply(self, name: str, reply: Message, asked: Message) -> None:
         raise ProtocolError(f"expected an answer about ids from {name}, got a training message.")
@@ -98,15 +106,23 @@ class AlignmentServer:
         except DataError:
             self._void(VoidReason.UNCUT)
             raise
-        self._deliver([Delivery(name, aligned, salts[name], shared.places.get(name)) for name in self.requests.names])
-        aligned.save(self.folder)
+        self.number = self._number_of(aligned)
+        names = self.requests.names
+        self._deliver([Delivery(n, aligned, self.number, salts[n], shared.places.get(n)) for n in names])
+        self.added = self.alignments.save(self.number, aligned)
         write_atomically(self._mark, self._mark_of(aligned))
         return aligned
+
+    def _number_of(self, aligned: Aligned) -> int:
+        """Return the number of a list: the newest one's if that is the same list, or one that nobody has used."""
+        own, theirs = self.alignments.newest, max(self._newest.values(), default=0)
+        return own if own >= theirs and self.alignments.holds(own, aligned) else max(own, theirs) + 1
 
     def _completed(self) -> Aligned | None:
         """Return the list if all parties had it before a crash: some may have left since, and will not come back."""
         try:
-            aligned = Aligned.load(self.folder) if self._mark.exists() else None
+            self.number = self.alignments.newest
+            aligned = self.alignments.load(self.number) if self._mark.exists() else None
         except DataError:
             return None
         if aligned is None or self._mark.read_bytes() != self._mark_of(aligned):

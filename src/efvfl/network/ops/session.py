@@ -31,6 +31,7 @@ class SessionOptions:
     certs: Path = Path("certs")
     insecure: bool = False  # no TLS
     status: Mode = "live"
+    start_from: Path | None = None  # this participant's folder of a trained run, to start from
 
     def folder_of(self, name: str) -> Path:
         """Return the folder of a participant."""

@@ -67,6 +67,9 @@ def build_server(config: RunConfig, plan: Plan, data: ParticipantData) -> Server
     targets = data.targets("train")
     plan.loss.check(targets.labels)
     fusion = _fusion(config, plan, data)
+    if data.start:
+        widths = dict(zip(plan.names, plan.widths, strict=True))
+        data.start.say([data.start.give_head(fusion.head, fusion.kind, widths), *data.start.came_and_went(plan.names)])
     check_batches(plan.batches, [fusion])
     return make_server(plan, fusion, targets, derive(private_seed(config), "server"), config.protect)
 
@@ -83,6 +86,8 @@ def _build_model(config: RunConfig, plan: Plan, data: ParticipantData, name: str
             f"the model of {name!r} gives {width[0]} x {width[1]}, but its width is declared as {declared}."
         )
     check_batches(plan.batches, [model])
+    if data.start:
+        data.start.say([data.start.give_model(name, model, data.encoder)])
     return model
 
 

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from efvfl.config.run_file import RunConfig
+from efvfl.config.run_file import OwnData, RunConfig
 from efvfl.core.targets import Targets
 from efvfl.data.base import cut_rows
 from efvfl.data.npz import classes_of, own_columns, read
-from efvfl.data.participation import LATER, Participation
+from efvfl.data.participation import Participation
 from efvfl.data.tables import drift
 from efvfl.data.tables.encode import Encoder, TableSettings
 from efvfl.data.tables.labels import Labels
 from efvfl.data.tables.load import LABELS, Table, cut_ids, label_settings, open_new
 from efvfl.errors import ConfigError, DataError, nearest
-from efvfl.network.align.aligned_rows import SPLITS, Aligned
-from efvfl.network.training.autosave import CHECKPOINT
+from efvfl.network import handshake
+from efvfl.network.align.aligned_rows import SPLITS
+from efvfl.network.align.alignments import Alignments
+from efvfl.network.training import beginning
+from efvfl.network.training.beginning import Beginning
 from efvfl.runs.build import has_tables, load_data
 from efvfl.runs.run_folder import save_columns
-from efvfl.util import checkpoint
+from efvfl.runs.trained import TrainedRun, read_encoder
 from efvfl.util.files import write_atomically
 
 log = logging.getLogger("efvfl")
@@ -46,6 +50,12 @@ class ParticipantData:
     participation: dict[str, Participation] = field(default_factory=dict)  # of the rows of this participant's tables
     weights: dict[str, Tensor | None] = field(default_factory=dict)  # of rows in the loss, beside labels
     spelling: dict[str, str] = field(default_factory=dict)  # at the server: ids as its table writes them, if otherwise
+    began: Beginning = field(default_factory=Beginning)  # the list of rows, and whether this is a warm start
+    start: TrainedRun | None = None  # whose parameters the first step starts from
+
+    def about(self, config: RunConfig, name: str) -> dict[str, Any]:
+        """Return what a participant's HELLO and its checkpoint say of it: settings, rows and how training began."""
+        return handshake.about(config, name, self.names, self.trained_ids) | self.began.identity()
 
     def targets(self, split: str) -> Targets:
         """Return the labels of a split, and the weights of its rows."""
@@ -71,8 +81,54 @@ def _has_own_files(config: RunConfig, folder: Path) -> bool:
     return bool(config.party and config.data.path) and not read(folder / config.data.path).columns
 
 
-def load(config: RunConfig, folder: Path, name: str, home: Path | None = None) -> ParticipantData:
-    """Return what a party holds, or the server (''); `home` is the participant's folder, where an alignment is."""
+def load(
+    config: RunConfig, folder: Path, name: str, home: Path | None = None, start: TrainedRun | None = None
+) -> ParticipantData:
+    """Return what a party holds, or the server ('').
+
+    `home` is the participant's folder, where the lists of shared rows are. Training that has begun there goes on with
+    what it began with; at its first step it takes the newest list, and starts from a trained run if one is given.
+    """
+    began = _begin(config, home, start)
+    data = _load(config, folder, name, _Start(home, began.alignment, bool(began.start), start))
+    return replace(data, began=began, start=start)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where a participant is, and what it starts with."""
+
+    home: Path | None
+    alignment: int
+    warm: bool  # the run started from a trained one, now or before
+    trained: TrainedRun | None  # this one, at the first step
+
+
+def _begin(config: RunConfig, home: Path | None, start: TrainedRun | None) -> Beginning:
+    """Return what training began with, or decide it now and write it down."""
+    if home and (found := beginning.load(home)):
+        return found
+    number = _newest(home, start) if home and _needs_list(config) else 0
+    began = Beginning(number, dict(start.identities) if start else {})
+    if home and (began.identity() or (home / beginning.FILE).exists()):
+        began.save(home)
+    return began
+
+
+def _needs_list(config: RunConfig) -> bool:
+    """Whether the rows are those of an alignment; with align = 'none' and without stratify everybody cuts alike."""
+    return has_tables(config) and (config.data.align != "none" or config.data.stratify)
+
+
+def _newest(home: Path, start: TrainedRun | None) -> int:
+    """Return the number of the newest list; a folder without any takes that of the run that it starts from."""
+    own = Alignments(home)
+    if start and not own.newest and (number := Alignments(start.folder).newest):
+        own.save(number, Alignments(start.folder).load(number))
+    return own.newest
+
+
+def _load(config: RunConfig, folder: Path, name: str, start: _Start) -> ParticipantData:
     party = name or config.label_holder
     if config.data.subset and (has_tables(config) or _has_own_files(config, folder)):
         raise ConfigError(
@@ -80,7 +136,7 @@ def load(config: RunConfig, folder: Path, name: str, home: Path | None = None) -
             "of its own file. Leave it out."
         )
     if has_tables(config):
-        return _from_tables(config, folder, name, home)
+        return _from_tables(config, folder, name, start)
     if _has_own_files(config, folder):
         return _from_arrays(config, folder, name, party)
     data = load_data(config, folder)
@@ -140,45 +196,60 @@ def _from_arrays(config: RunConfig, folder: Path, name: str, party: str) -> Part
 # Tables.
 
 
-def _from_tables(config: RunConfig, folder: Path, name: str, home: Path | None) -> ParticipantData:
+def _from_tables(config: RunConfig, folder: Path, name: str, start: _Start) -> ParticipantData:
     """Return what a party holds of its table, or the server (''): the rows that all share, in numbers.
 
     How columns become numbers is learnt from the training rows once, and kept beside the checkpoint: rows that come
-    later are turned into numbers in the same way.
+    later are turned into numbers in the same way. A trained run that this one starts from has done so for the columns
+    that it knew.
     """
-    party = name or config.label_holder
+    party, home = name or config.label_holder, start.home
     own = config.of(party).data
     if party and own is None:
         raise ConfigError(f"party {party!r} has no table in this file: its [[party]] needs data = {{ path, id }}.")
     saved = _saved_encoder(home) if own else None
-    table = Table.open(folder / own.path, TableSettings.of(own), config.data, saved) if own else None
+    known = start.trained.encoders.get(party) if start.trained else None
+    table = _open_table(config, folder / own.path, own, saved, known) if own else None
     target = _label_table(config, folder, name, table)
-    parts = _ids_by_split(config, [t for t in (table, target) if t], home)
-    taking_part = _participation(parts, {party: table, LABELS: target if config.data.label else None})
+    parts = _ids_by_split(config, [t for t in (table, target) if t], start)
+    tables = {party: table, LABELS: target if config.data.label else None}
+    taking_part = _participation(parts, tables, start.alignment)
     names, (labels, classes) = [p.name for p in config.party], _labels(config, target, parts)
     weights = {split: target.weights(ids) for split, ids in parts.items()} if target else {}
     spelling = target.spelling() if target and not name else {}
     count = (len(classes.names) or classes_of(labels["train"])) if labels else 0
     if own is None or table is None:
         return ParticipantData(names, {}, labels, parts, count, None, classes.names, taking_part, weights, spelling)
-    encoder = _encoder(table, parts["train"], home, saved)
+    encoder = _encoder(table, parts["train"], home, saved, known)
     columns = table.encoded(parts, encoder)
-    compared = {LATER: table.changes(parts, encoder)}
-    _say(table.notices(encoder, compared[LATER]))
+    compared = table.compared(parts, encoder, start.warm)
+    _say(table.notices(encoder, compared))
     if own.new:
         new = open_new(own, folder, config.data, encoder)
         parts["new"], columns["new"] = new.ids, torch.from_numpy(encoder.transform(new.frame))
-        compared["new"] = drift.changes(encoder, new.frame)
-        _say(new.notices(encoder, compared["new"]))
+        later = {"new": drift.changes(encoder, new.frame)}
+        _say(new.notices(encoder, later))
+        compared |= later
     if home:
         save_columns(home, {party: drift.as_table(compared)})
     return ParticipantData(names, columns, labels, parts, count, encoder, classes.names, taking_part, weights, spelling)
 
 
-def _participation(parts: dict[str, list[str]], tables: dict[str, Table | None]) -> dict[str, Participation]:
+def _open_table(config: RunConfig, path: Path, own: OwnData, saved: Encoder | None, known: Encoder | None) -> Table:
+    """Return a table, read as the rows that training began with, or as those of a trained run."""
+    settings = TableSettings.of(own)
+    if saved:
+        return Table.open(path, settings, config.data, saved)
+    return Table.reopen(path, settings, config.data, known)
+
+
+def _participation(
+    parts: dict[str, list[str]], tables: dict[str, Table | None], alignment: int
+) -> dict[str, Participation]:
     """Return how many rows of this participant's tables take part, and say so."""
     shared = sum(map(len, parts.values()))
     splits = ", ".join(f"{len(ids):,} {split}" for split, ids in parts.items())
+    splits += f", of alignment {alignment}" if alignment else ""
     found = {}
     for name, table in tables.items():
         if table:
@@ -205,15 +276,17 @@ def _label_table(config: RunConfig, folder: Path, name: str, own: Table | None) 
     return Table.open(folder / where[0], where[1], config.data) if config.data.label else own
 
 
-def _ids_by_split(config: RunConfig, tables: Sequence[Table], home: Path | None) -> dict[str, list[str]]:
+def _ids_by_split(config: RunConfig, tables: Sequence[Table], start: _Start) -> dict[str, list[str]]:
     """Return the ids of every split, in the order that all use."""
-    if config.data.align == "none" and not config.data.stratify:  # then everybody cuts alike
+    if not _needs_list(config):
         if any(table.ids != tables[0].ids for table in tables):
             raise DataError("align = 'none', but the tables of the label holder list other ids, or in another order.")
         return cut_ids(tables[0].ids, config.data, config.seed)
-    if home is None:
+    if start.home is None:
         raise ConfigError(f"align = {config.data.align!r} needs the folder where `efvfl align` left its list.")
-    aligned = Aligned.load(home)
+    if not start.alignment:
+        raise DataError(f"there is no list of shared rows in {start.home}. Run `efvfl align` first, all together.")
+    aligned = Alignments(start.home).load(start.alignment)
     found: dict[str, list[str]] = {split: [] for split in SPLITS}
     for name, code in zip(aligned.ids, aligned.splits, strict=True):
         found[SPLITS[code]].append(name)
@@ -233,14 +306,14 @@ def _check_chosen(began: list[str], now: list[str], home: Path) -> None:
     if gone := [name for name in began if name not in now]:
         raise ConfigError(
             f"training in {home} began with {', '.join(map(repr, gone))}, which the file leaves out now. To train "
-            "without, start in an empty folder (copy aligned.parquet to it); to go on, set it back."
+            "without, start in a new folder (copy `alignments` to it, or give --from); to go on, set it back."
         )
 
 
 def _read_encoder(path: Path) -> Encoder:
     try:
-        return Encoder.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, DataError) as error:
+        return read_encoder(path)
+    except DataError as error:
         raise DataError(
             f"cannot go on with {path}: {error} Put a good copy back, or start all anew in empty folders."
         ) from error
@@ -249,17 +322,19 @@ def _read_encoder(path: Path) -> Encoder:
 def _saved_encoder(home: Path | None) -> Encoder | None:
     """Return the encoder that training began with; None if it has not begun."""
     path = home / ENCODER if home else None
-    if home and path and checkpoint.exists(home / CHECKPOINT) and path.exists():
+    if home and path and beginning.has_begun(home) and path.exists():
         return _read_encoder(path)
     return None
 
 
-def _encoder(table: Table, train: list[str], home: Path | None, saved: Encoder | None) -> Encoder:
-    """Return the encoder that training began with, or learn it now."""
+def _encoder(
+    table: Table, train: list[str], home: Path | None, saved: Encoder | None, known: Encoder | None
+) -> Encoder:
+    """Return the encoder that training began with, or learn now what a trained run does not know."""
     if home and saved:
         _check_chosen([column.name for column in saved.columns], table.settings.chosen(table.rows(train)), home)
         return saved
-    encoder = Encoder.fit(table.rows(train), table.settings)
+    encoder = table.fitted(train, known)
     if home:
         write_atomically(home / ENCODER, encoder.to_json().encode())
     return encoder

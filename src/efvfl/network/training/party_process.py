@@ -60,6 +60,7 @@ class PartyProcess:
         self.rows_given = DurableCount(folder / "rows.json")
         self.finished = False
         self.diverged = False  # the server does not remember the same at the end
+        self.memory = ""  # a digest of what both remember, once all is done
         self._request = ""  # a digest of the last request that was handled
         self._asked: tuple[int, bytes] = (-1, b"")  # the last question, and how many requests were handled then
         self._server_durable = 0  # the server at the other end has saved all requests below this one
@@ -90,7 +91,7 @@ class PartyProcess:
         self.ledger.load_state_dict(state["ledger"])
         self.handled = self.saved = int(state["handled"])
         self.durable, self._request = int(state["before"]), str(state["request"])
-        self.finished = bool(state["finished"])
+        self.finished, self.memory = bool(state["finished"]), str(state["memory"])
 
     def save(self) -> None:
         """Leave everything on disk that is needed to go on."""
@@ -102,6 +103,7 @@ class PartyProcess:
             "finished": self.finished,
             "before": self.saved,
             "request": self._request,
+            "memory": self.memory,
         }
         save_own(self.path, self.about, state)
         self.saved, self.durable = self.handled, self.saved
@@ -139,7 +141,7 @@ class PartyProcess:
                 )
             digest = handshake.memory_digest(self.party.digests())
             self.diverged = bool(frame.body) and frame.body != digest
-            self.finished = not self.diverged
+            self.finished, self.memory = not self.diverged, "" if self.diverged else digest.hex()
             self.save()
             return Frame(FrameKind.BYE, self.handled, self.durable, digest)
         raise ProtocolError(f"a server does not send {frame.kind.name} here.")

@@ -86,7 +86,7 @@ class ServerProcess:
         self.party = build_party(config, self.plan, data, here) if here else None  # the label holder's own columns
         self.answerer = QuestionHandler(self.party, data, train_rows=True) if self.party else None
         self.local = {here: OwnParty(self.party, self.answerer)} if self.party and self.answerer else {}
-        self.about = handshake.about(config, "", data.names, data.trained_ids)
+        self.about = data.about(config, "")
         self.own = handshake.own_part(config, self.about["digest"], data.targets("train").weights)
         self.saving = CheckpointPolicy(config.network)
         self.ledger = Ledger()
@@ -106,6 +106,7 @@ class ServerProcess:
         self.records: list[Record] = []
         self.saved = 0  # the last checkpoint covers all requests below this one; `requests.durable`: the one before it
         self.diverged: set[str] = set()  # parties that do not remember the same at the end
+        self.memory: dict[str, str] = {}  # digests of what is remembered of the parties, once all is done
         if checkpoint.exists(self.path):
             self._load()
 
@@ -201,6 +202,7 @@ class ServerProcess:
         self.requests.load_state_dict(state["requests"])
         self.saved, self.requests.durable = self.requests.number, int(state["before"])
         self.records = [Record.from_json(line) for line in state["records"]]
+        self.memory = dict(state["memory"])
         if not self.finished:  # the file may ask for more epochs than before
             self.requests.told.clear()
 
@@ -216,6 +218,7 @@ class ServerProcess:
             "requests": self.requests.state_dict(),
             "records": [record.to_json() for record in self.records],
             "before": self.saved,
+            "memory": self.memory,
         }
         save_own(self.path, self.about | {"own": self.own}, state)
         # The one before is kept too: only what neither needs may be deleted.
@@ -282,6 +285,7 @@ class ServerProcess:
         absent = self.requests.finish()
         if self.diverged:  # nothing is saved: the next start compares again
             raise ProtocolError(handshake.diverged(sorted(self.diverged)))
+        self.memory = {name: self._memory(name).hex() for name in self.requests.names}
         self.save()
         return absent
 
