@@ -93,6 +93,7 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     from efvfl.runs.plots import draw_run
     from efvfl.runs.run import train
     from efvfl.runs.terminal import bar, ledger_table, metric_table, summary
+    from efvfl.training.stopping import ending
     from efvfl.util.extras import left_out
 
     worker_group.refuse("run")
@@ -110,6 +111,8 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
     records = train(config, out, options.resume, base=options.file.parent, watch=watch, say=say)
     name = options.file.stem
+    if ended := ending(records[-1], config.epochs):
+        say(ended)
     console.print(summary(name, records[-1]), ledger_table(records[-1]))
     outputs = run_folder.load_outputs(out)
     if outputs:

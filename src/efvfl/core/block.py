@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer as TorchOptimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from efvfl.core import ranges
 from efvfl.errors import CheckpointError, ConfigError, ProtocolError, describe, nearest
@@ -21,7 +21,6 @@ from efvfl.errors import CheckpointError, ConfigError, ProtocolError, describe, 
 _UNFIT = {
     "LBFGS": "it evaluates the loss many times a step, and a party cannot",
     "SparseAdam": "it takes sparse gradients only, and these are dense",
-    "ReduceLROnPlateau": "it needs a loss that parties do not have",
     "ChainedScheduler": "it needs schedulers that are made already, and each participant makes its own",
     "SequentialLR": "it needs schedulers that are made already, and each participant makes its own",
 }
@@ -33,7 +32,8 @@ _REFUSALS = (TypeError, ValueError, RuntimeError, ArithmeticError, AssertionErro
 class Optimizer:
     """An optimiser of `torch.optim` by name, and a learning-rate scheduler, stepped once an epoch.
 
-    All are there but LBFGS, SparseAdam, ReduceLROnPlateau, ChainedScheduler and SequentialLR.
+    All are there but LBFGS, SparseAdam, ChainedScheduler and SequentialLR. ReduceLROnPlateau is stepped once a record:
+    the server decides by the loss of validation rows, and tells the parties the rate.
 
     >>> Optimizer("SGD", {"lr": 0.1, "momentum": 0.9}, "StepLR", {"step_size": 10}).name
     'SGD'
@@ -55,6 +55,15 @@ class Optimizer:
             ranges.check_numbers("optimizer.*", dict(options), "optimizer" if name == "options" else "scheduler")
         if self.scheduler:
             _check_name(self.scheduler, torch.optim.lr_scheduler, LRScheduler, "scheduler")
+        if self.on_plateau and (mode := self.scheduler_options.get("mode", "min")) != "min":
+            raise ConfigError(
+                f"scheduler.mode: expected 'min', as it watches a loss, got {describe(mode)}: leave it out."
+            )
+
+    @property
+    def on_plateau(self) -> bool:
+        """Whether the rate follows the loss of validation rows."""
+        return self.scheduler == ReduceLROnPlateau.__name__
 
     def build(self, parameters: Iterable[nn.Parameter]) -> TorchOptimizer:
         """Return the optimiser for these parameters."""
@@ -69,19 +78,30 @@ class Optimizer:
         return made
 
     def build_scheduler(self, optimizer: TorchOptimizer) -> LRScheduler | None:
-        """Return the scheduler, or None for a constant learning rate."""
-        if not self.scheduler:
+        """Return the scheduler, or None for a learning rate that is constant but for what the server says."""
+        if not self.scheduler or self.on_plateau:
             return None
         maker = getattr(torch.optim.lr_scheduler, self.scheduler)
         try:
             self._try_out(torch.float32, maker)
             made: LRScheduler = maker(optimizer, **self.scheduler_options)
         except _REFUSALS as error:
-            options = describe(dict(self.scheduler_options))
-            raise ConfigError(f"scheduler {self.scheduler} does not take {options}: {error}") from error
+            raise self._refused(error) from error
         # An epoch may pass without an update, where a party is away; torch would take that for a mistake, and warn.
         optimizer._opt_called = True  # type: ignore[attr-defined]
         return made
+
+    def build_plateau(self) -> ReduceLROnPlateau:
+        """Return what decides on the rate by a loss; its optimiser has one number to learn, and the rate."""
+        try:
+            optimizer = self.build([nn.Parameter(torch.zeros(1, 1))])
+            return ReduceLROnPlateau(optimizer, **self.scheduler_options)
+        except _REFUSALS as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: Exception) -> ConfigError:
+        options = describe(dict(self.scheduler_options))
+        return ConfigError(f"scheduler {self.scheduler} does not take {options}: {error}")
 
     def _try_out(self, dtype: torch.dtype, scheduler: Callable[..., LRScheduler] | None = None) -> None:
         """Take one step with one number: some options are refused by the first step only."""
@@ -133,6 +153,16 @@ class Block:
         self.optimizer = optimizer.build(self.parameters) if optimizer and self.parameters else None
         self.scheduler = optimizer.build_scheduler(self.optimizer) if optimizer and self.optimizer else None
         self._plain = self.scheduler is None and _is_plain(self.optimizer)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate; infinite where nothing is learnt."""
+        return float(self.optimizer.param_groups[0]["lr"]) if self.optimizer else float("inf")
+
+    def set_rate(self, rate: float) -> None:
+        """Change the learning rate."""
+        for group in self.optimizer.param_groups if self.optimizer else ():
+            group["lr"] = rate
 
     def zero_grad(self) -> None:
         """Forget the last gradient."""
@@ -196,12 +226,13 @@ class Block:
         """Return copies of all buffers."""
         return copies_of_buffers(self.module)
 
-    def _model_tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
+        """Return parameters and buffers themselves."""
         return [*self._everything, *self.module.buffers()]  # buffers are asked for anew: a module may replace one
 
     def size(self) -> int:
         """Return the length of `vector`, without making it."""
-        return sum(tensor.numel() for tensor in self._model_tensors())
+        return sum(tensor.numel() for tensor in self.tensors())
 
     def exact_size(self) -> int:
         """Return the length of `exact_vector`, without making it."""
@@ -209,14 +240,14 @@ class Block:
 
     def vector(self) -> Tensor:
         """Return x_k as one vector: parameters and buffers."""
-        return flatten(self._model_tensors(), self.dtype)
+        return flatten(self.tensors(), self.dtype)
 
     def load_vector(self, vector: Tensor) -> None:
         """Take over the values of a vector of the same layout."""
-        unflatten(vector, self._model_tensors())
+        unflatten(vector, self.tensors())
 
     def _all_tensors(self) -> list[Tensor]:
-        tensors = self._model_tensors()
+        tensors = self.tensors()
         if self.optimizer is not None:
             for state in (self.optimizer.state.get(parameter, {}) for parameter in self.parameters):
                 tensors += [state[name] for name in sorted(state) if isinstance(state[name], Tensor)]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from efvfl.config.run_file import SGD_RATE, DataConfig, FusionConfig, ModelConfig, RunConfig
+from efvfl.config.watching import Watching
 from efvfl.core import losses
 from efvfl.core.block import Optimizer
 from efvfl.core.losses import Loss
@@ -64,6 +65,11 @@ def has_tables(config: RunConfig) -> bool:
     if found and config.data.name not in ("table", DataConfig().name):
         raise ConfigError(f"data.name: expected 'table', because parties have tables, got {config.data.name!r}.")
     return found
+
+
+def watching(config: RunConfig) -> Watching:
+    """Return when records are made, how rows are evaluated, and when training stops."""
+    return Watching.of(config, has_tables(config))
 
 
 def _joined(config: RunConfig, folder: Path) -> Dataset:
@@ -206,7 +212,7 @@ def make_federation(config: RunConfig, data: Dataset, folder: Path | None = None
     def rows(split: Split | None) -> tuple[dict[str, Any], Any] | None:
         return None if split is None else (dict(zip(data.names, split.features, strict=True)), split.labels)
 
-    train = rows(data.train)
+    train, watched = rows(data.train), watching(config)
     assert train is not None, "every data set has training rows"
     return federate(
         train[0],
@@ -224,6 +230,8 @@ def make_federation(config: RunConfig, data: Dataset, folder: Path | None = None
             batch_order=config.batch_order,
             seed=config.seed,
             private_seeds={name: private_seed(config, name) for name in ("", *data.names)},
+            patience=watched.patience,
+            evaluation="compressed" if watched.by_messages else "exact",
         ),
         setup=Setup(
             combine=config.fusion.combine,

@@ -144,7 +144,11 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
             agreement=run.agreement.build(),
             validation=({name: x[validation] for name, x in features.items()}, labels[validation]),
             training=Training(
-                loss=loss, optimizer=make_optimizer(run.optimizer), batch_size=run.batch_size, seed=run.seed
+                loss=loss,
+                optimizer=make_optimizer(run.optimizer),
+                batch_size=run.batch_size,
+                seed=run.seed,
+                patience=PATIENCE if self.early_stopping else 0,
             ),
             setup=Setup(combine=run.fusion.combine, label_holder=run.label_holder),
         )
@@ -211,25 +215,13 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         return seeded_model(derive(run.seed, "party", name, "init"), make)
 
     def _learn(self, federation: Federation, epochs: int) -> list[Record]:
-        """Train and return the records; early stopping restores the parameters of the lowest validation loss."""
+        """Train and return the records; with early stopping, the best model is in place then."""
         every = 1 if self.early_stopping else -(-epochs // RECORDS)
-        modules = [federation.fusion, *federation.models]
         records: list[Record] = []
-        best: tuple[float, int] = (float("inf"), 0)  # loss and epoch
-        best_states: list[dict[str, Any]] = []
         for record in federation.train(epochs, every, gradient=False):
             records.append(record)
             if self.verbose:
                 print(_line(record, epochs))
-            if not self.early_stopping:
-                continue
-            if record.validation["loss"] < best[0]:
-                best = (record.validation["loss"], record.epoch)
-                best_states = [copy.deepcopy(module.state_dict()) for module in modules]
-            elif record.epoch - best[1] >= PATIENCE:
-                break
-        for module, state in zip(modules, best_states, strict=False):  # empty without early stopping
-            module.load_state_dict(state)
         return records
 
     def _features(self, frame: polars.DataFrame) -> dict[str, Tensor]:

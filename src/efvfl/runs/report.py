@@ -15,6 +15,7 @@ from efvfl.errors import ConfigError, DataError
 from efvfl.runs import html, metrics, report_figures
 from efvfl.runs.run_folder import RECORDS, Outputs, RunSettings, load_columns, load_outputs, load_settings
 from efvfl.training.record import Record
+from efvfl.training.stopping import ending
 from efvfl.util.files import write_atomically
 
 LEDGER = "ledger.jsonl"
@@ -50,6 +51,8 @@ def page(folder: Path) -> str:
     title = f"Run {'/'.join(folder.resolve().parts[-2:])}"
     last = records[-1]
     done = f"{last.epoch:,} epochs, {last.step:,} steps, {last.seconds:,.1f} seconds of training."
+    if settings and (ended := ending(last, settings.config["epochs"])):
+        done = f"{done} {ended}"
     parts = [f"<h1>{escape(title)}</h1><p>{done}</p>"]
     parts += ["<h2>Result</h2>", *_result(records, settings, outputs)]
     parts += ["<h2>Training</h2>", *report_figures.training(records)]
