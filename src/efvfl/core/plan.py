@@ -13,10 +13,11 @@ import torch
 from efvfl.core import memory
 from efvfl.core.agreement import Agreement
 from efvfl.core.batches import Batches, ReportRows
-from efvfl.core.block import Block, Optimizer
+from efvfl.core.block import Block
 from efvfl.core.channel import Channel
 from efvfl.core.losses import Loss
 from efvfl.core.methods import Link, Method, svfl
+from efvfl.core.optimizer import Optimizer
 from efvfl.util.rng import derive
 
 Direction = Literal["up", "down"]

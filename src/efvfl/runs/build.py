@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from efvfl.config.run_file import SGD_RATE, DataConfig, FusionConfig, ModelConfig, RunConfig
 from efvfl.config.watching import Watching
 from efvfl.core import losses
-from efvfl.core.block import Optimizer
 from efvfl.core.losses import Loss
+from efvfl.core.optimizer import Optimizer
 from efvfl.data import Dataset, catalogue, digits, npz, npz_files
 from efvfl.data.npz import classes_of
 from efvfl.data.participation import LATER

@@ -10,9 +10,9 @@ from typing import Literal
 from efvfl.core import ranges
 from efvfl.core.agreement import check_word
 from efvfl.core.batches import BatchOrder, Source
-from efvfl.core.block import Optimizer
 from efvfl.core.fusion import Combine
 from efvfl.core.losses import Loss
+from efvfl.core.optimizer import Optimizer
 from efvfl.core.protection import Protection
 from efvfl.errors import ConfigError, describe
 

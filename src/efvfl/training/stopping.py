@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import isnan
 from typing import Any
 
-from efvfl.core.block import Optimizer
+from efvfl.core.optimizer import Optimizer
 from efvfl.training.record import NAN, Record
 
 INFINITE = float("inf")
