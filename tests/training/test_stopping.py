@@ -37,7 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
 def run(case: str, **more: Any) -> Federation:
     options = CASES[case] | more
     dtype = options.pop("dtype", torch.float64)
-    held = {
+    held: dict[str, Any] = {
         split: ([x.to(dtype) for x in rows], y) for split, (rows, y) in {"validation": VALIDATION, "test": TEST}.items()
     }
     if options.pop("names", False):

@@ -63,7 +63,7 @@ def answer(party: Party, message: Message) -> Message:
             f"step {message.step} with {len(party.open)} open."
         )
     if message.kind == Kind.DECIDE:
-        decide(party, evaluation, message)
+        _carry_out(party, evaluation, message)
         return Message(Kind.READY, step)
     if message.packets or (message.kind == Kind.EVALUATE and "validation" not in evaluation.columns):
         raise ProtocolError(
@@ -82,7 +82,7 @@ def _represented(party: Party, evaluation: PartyEvaluation, kind: Kind) -> Packe
     return tuple(packet for h in found for packet in send_exactly(h, "a representation"))
 
 
-def decide(party: Party, evaluation: PartyEvaluation, message: Message) -> None:
+def _carry_out(party: Party, evaluation: PartyEvaluation, message: Message) -> None:
     """Carry out a decision of the server, or refuse it and change nothing."""
     if set(message.packets) != {party.number}:
         raise ProtocolError(

@@ -72,6 +72,11 @@ def watching(config: RunConfig) -> Watching:
     return Watching.of(config, has_tables(config))
 
 
+def patience(config: RunConfig, validation: bool) -> int:
+    """Return after how many epochs training stops; a small table may have no `validation` rows to decide by."""
+    return watching(config).patience if validation or config.patience else 0
+
+
 def _joined(config: RunConfig, folder: Path) -> Dataset:
     from efvfl.data.tables import drift, load  # late: it brings polars, which most runs do without
 
@@ -212,7 +217,7 @@ def make_federation(config: RunConfig, data: Dataset, folder: Path | None = None
     def rows(split: Split | None) -> tuple[dict[str, Any], Any] | None:
         return None if split is None else (dict(zip(data.names, split.features, strict=True)), split.labels)
 
-    train, watched = rows(data.train), watching(config)
+    train = rows(data.train)
     assert train is not None, "every data set has training rows"
     return federate(
         train[0],
@@ -230,8 +235,8 @@ def make_federation(config: RunConfig, data: Dataset, folder: Path | None = None
             batch_order=config.batch_order,
             seed=config.seed,
             private_seeds={name: private_seed(config, name) for name in ("", *data.names)},
-            patience=watched.patience,
-            evaluation="compressed" if watched.by_messages else "exact",
+            patience=patience(config, data.validation is not None),
+            evaluation="compressed" if watching(config).by_messages else "exact",
         ),
         setup=Setup(
             combine=config.fusion.combine,

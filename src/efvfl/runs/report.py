@@ -154,7 +154,9 @@ def _sent(records: Sequence[Record], settings: RunSettings | None, folder: Path)
     seen = {name for table in last.ledger.values() for name in table}
     names = [name for name in full or sorted(seen) if name in seen]  # the label holder's party sends nothing
     sent = {name: (_total(last, "up", name), _total(last, "down", name)) for name in names}
-    yield "<p>Training messages as they were sent: up is from a party to the server, down the other way.</p>"
+    evaluation = sum(_total(last, "up", name, "evaluation") for name in names)
+    which = f" {evaluation:,} of the bytes up are of validation and test rows." if evaluation else ""
+    yield f"<p>Training messages as they were sent: up is from a party to the server, down the other way.{which}</p>"
     headings, rows = ["party", "", "bytes"], []
     for name in names:
         for way, direction in enumerate(("up", "down")):
@@ -172,8 +174,10 @@ def _sent(records: Sequence[Record], settings: RunSettings | None, folder: Path)
     yield from _frames(folder)
 
 
-def _total(record: Record, direction: str, name: str) -> int:
-    return sum(record.ledger.get(direction, {}).get(name, {}).values())
+def _total(record: Record, direction: str, name: str, kind: str = "") -> int:
+    """Return the bytes of a party in a direction, of one kind of message or of all."""
+    counts = record.ledger.get(direction, {}).get(name, {})
+    return counts.get(kind, 0) if kind else sum(counts.values())
 
 
 def _frames(folder: Path) -> Iterator[str]:

@@ -31,7 +31,7 @@ class Examination:
         self.outputs: dict[str, Tensor] = {}  # of the network on held-out rows, exactly; empty before the end
         self.scores: dict[str, dict[str, float]] = {}  # by split, of this record
         self._asked: list[Kind] = []  # since the last record
-        self._waiting = False  # for the replies to the last of them
+        self.waiting = False  # for the replies to the last of them
 
     def next(self, epoch: int, last: bool) -> dict[str, Message]:
         """Return the next request before the record of an epoch, perhaps the last one; none: the record can be made."""
@@ -46,7 +46,7 @@ class Examination:
 
     def _ask(self, kind: Kind, messages: dict[str, Message]) -> dict[str, Message]:
         self._asked.append(kind)
-        self._waiting = True
+        self.waiting = True
         return messages
 
     def _decision(self, epoch: int, last: bool) -> Decision:
@@ -57,14 +57,9 @@ class Examination:
             better, ends and not better and self.evaluation.kept.exists and self.stopping.patience > 0, rate
         )
 
-    @property
-    def waiting(self) -> bool:
-        """Whether the next replies are to a request of this kind, and not to that of a step."""
-        return self._waiting
-
     def take(self, replies: Mapping[str, Message]) -> None:
         """Take the replies to the last request."""
-        self._waiting = False
+        self.waiting = False
         if self._asked[-1] == Kind.DECIDE:
             return
         outputs = self.evaluation.outputs(self._asked[-1], replies)
@@ -83,12 +78,12 @@ class Examination:
         return {
             "scores": self.scores,
             "asked": [int(kind) for kind in self._asked],
-            "waiting": self._waiting,
+            "waiting": self.waiting,
             "stopping": self.stopping.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
         self.scores = {split: dict(scores) for split, scores in state["scores"].items()}
-        self._asked, self._waiting = [Kind(kind) for kind in state["asked"]], bool(state["waiting"])
+        self._asked, self.waiting = [Kind(kind) for kind in state["asked"]], bool(state["waiting"])
         self.stopping.load_state_dict(state["stopping"])

@@ -27,7 +27,8 @@ PLATEAU = {"name": "ReduceLROnPlateau", "patience": 0, "factor": 0.5}
 def watched(rows: Path, mode: str = "private", save_steps: int = 1000, **more: Any) -> RunConfig:
     """Labels are noise, so the validation loss is soon as low as it gets."""
     data = {"name": "npz", "path": str(rows / "rows.npz"), "subset": 0, "validation": 0.2, "test": 0.2}
-    return small(rows, mode, save_steps, **({"data": data, "epochs": 8, "patience": 2} | more))
+    chosen: dict[str, Any] = {"data": data, "epochs": 8, "patience": 2} | more
+    return small(rows, mode, save_steps, **chosen)
 
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -30,7 +30,7 @@ from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.questions import QuestionHandler
 from efvfl.network.workers.group_model import workers_of
 from efvfl.network.workers.worker_group import WorkerGroup
-from efvfl.runs.build import has_tables, watching
+from efvfl.runs.build import has_tables, patience, watching
 from efvfl.runs.run_folder import Outputs, save_outputs, save_records, save_settings
 from efvfl.training import measure
 from efvfl.training.driver import Driver
@@ -101,8 +101,10 @@ class ServerProcess:
             self.local,
         )
         self.prediction = JointPrediction(self.server.fusion, self.requests, self.widths)
-        self.watched = watching(config)
-        self.driver = Driver(self.server, self.requests, lambda: self._save_if_due(), self.watched.patience)
+        self.every = watching(config).every  # epochs between two records
+        self.driver = Driver(
+            self.server, self.requests, lambda: self._save_if_due(), patience(config, "validation" in data.ids)
+        )
         self.trial = WindowTrial() if self.plan.agreement.measures_window else None
         self.records: list[Record] = []
         self.saved = 0  # the last checkpoint covers all requests below this one; `requests.durable`: the one before it
@@ -129,7 +131,7 @@ class ServerProcess:
     def schedule(self) -> Schedule:
         """When parties hold, and how much is under way until then."""
         window = self.trial.window(self.server.step_number) if self.trial else self.plan.agreement.window
-        return Schedule(self.plan.batches.per_epoch, self.config.epochs, self.watched.every, window)
+        return Schedule(self.plan.batches.per_epoch, self.config.epochs, self.every, window)
 
     @property
     def steps(self) -> int:
