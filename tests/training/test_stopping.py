@@ -1,5 +1,6 @@
 """Early stopping in one process, against runs without it: the kept model is the one that training had at that epoch."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,6 +159,20 @@ def test_both_ends_remember_the_same_of_validation_rows() -> None:
         assert party.evaluation.channel.digest() == made.server.evaluation.channels[name].digest()
         assert party.digests() == made.server.digests(name)
     assert len(memories(made)[0][0]) == 60  # the training rows have a memory of their own
+
+
+def test_test_rows_alone_are_evaluated_once(tmp_path: Path) -> None:
+    records = problem(efvfl(TopK(0.3)), evaluation="compressed", test=TEST).fit(3, gradient=False)
+    assert [bool(record.test) for record in records] == [False, False, True]
+    assert not any(record.validation for record in records)
+    mapped = problem(efvfl(TopK(0.3)), evaluation="compressed", test=TEST, mapped=tmp_path).fit(3, gradient=False)
+    assert mapped[-1].test == records[-1].test
+
+
+def test_memories_of_validation_rows_may_lie_in_files(tmp_path: Path) -> None:
+    mapped, plain = run("efvfl", patience=2, mapped=tmp_path), run("efvfl", patience=2)
+    assert list(map(facts, mapped.fit(EPOCHS, gradient=False))) == list(map(facts, plain.fit(EPOCHS, gradient=False)))
+    assert same(parameters(mapped), parameters(plain))
 
 
 def test_nothing_is_decided_without_validation_rows() -> None:

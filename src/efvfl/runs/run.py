@@ -22,6 +22,7 @@ from efvfl.errors import CheckpointError, ConfigError
 from efvfl.runs import run_folder
 from efvfl.runs.build import load_data, make_federation, watching
 from efvfl.training.federation import Federation
+from efvfl.training.options import Evaluation
 from efvfl.training.record import Record
 from efvfl.util import checkpoint
 from efvfl.util.files import write_atomically
@@ -168,7 +169,9 @@ def _settings(config: RunConfig, federation: Federation) -> dict[str, Any]:
     """
     features = federation.splits["train"].features
     rows = {name: list(x.shape) for name, x in zip(federation.parties, features, strict=True)}
-    return asdict(replace(config, epochs=0, memory="ram", patience=None)) | {"rows": rows}
+    evaluation: Evaluation = "compressed" if federation.server.evaluation else "exact"
+    kept = replace(config, epochs=0, memory="ram", patience=None)
+    return asdict(kept) | {"evaluation": evaluation, "rows": rows}
 
 
 def _leave_for_report(federation: Federation, config: RunConfig, data: Dataset, folder: Path) -> None:

@@ -120,6 +120,7 @@ def test_predictions_are_those_of_the_kept_model(rows: Path, tmp_path: Path) -> 
         network.restart_server().requests.told.clear()
         network.join_all()
         assert network.serving is not None
+        assert network.serving.finished  # the server of `efvfl predict` knows that it has stopped
         output = network.serving.predict_split("validation")
         labels = network.serving.data.labels["validation"]
         assert float(network.serving.server.loss(output, labels)) == found.records[-1]["validation"]["loss"]
