@@ -8,6 +8,7 @@ so they are logged, sent once and counted alike, and a participant that restarts
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isnan
 from typing import Any
 
 from torch import Tensor
@@ -52,10 +53,8 @@ class Examination:
     def _decision(self, epoch: int, last: bool) -> Decision:
         loss = self.scores["validation"]["loss"]
         better, rate = self.stopping.look(epoch, loss), self.stopping.rate(loss)
-        ends = last or self.stopping.over
-        return Decision(
-            better, ends and not better and self.evaluation.kept.exists and self.stopping.patience > 0, rate
-        )
+        use = (last or self.stopping.over) and not better and not isnan(self.stopping.kept)
+        return Decision(better, use, rate)
 
     def take(self, replies: Mapping[str, Message]) -> None:
         """Take the replies to the last request."""
