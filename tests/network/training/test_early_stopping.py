@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from malicious import MaliciousServer
-from meetings import close_logs, make_member, settings  # noqa: F401
+from malicious import MaliciousParty, MaliciousServer, filled
+from meetings import VICTIM, Meeting, close_logs, make_member, settings  # noqa: F401
 from networks import Fate, Network, Outcome, assert_same, config, networked, reference
 from recovery import disturbed, rows, small  # noqa: F401
 
@@ -18,6 +18,7 @@ from efvfl.core.channel import send_bytes, send_exactly
 from efvfl.core.decision import Decision
 from efvfl.errors import ProtocolError, WireError
 from efvfl.network import handshake
+from efvfl.network.links.frame import FrameKind
 from efvfl.network.training import build, participant_data
 from efvfl.wire.message import Kind, Message
 
@@ -217,6 +218,25 @@ def test_a_server_refuses_a_wrong_evaluation(case: str, tmp_path: Path) -> None:
     server = build.build_server(run, build.make_plan(run, holding), holding)
     with pytest.raises(ProtocolError, match=text):
         server.check("top-left", reply, asked)
+
+
+@pytest.mark.attack(
+    by="a party",
+    tries="reports 3e38 in every entry of its validation rows, so that no loss can be told from another",
+    outcome="refused by name before anything is absorbed; the evaluation waits for the right ones",
+)
+def test_a_party_with_absurd_validation_rows_is_refused_by_name(tmp_path: Path) -> None:
+    made = Meeting(tmp_path, settings(patience=2))
+    made.start(*(name for name in made.requests.names if name != VICTIM))
+    try:
+        rogue = MaliciousParty(made)
+        asked = rogue.deviate(FrameKind.REQUEST, filled(3e38), after=5)  # four steps, and what follows them
+        assert Message.from_bytes(asked.body).kind == Kind.EVALUATE
+        assert rogue.refused().startswith("top-left's validation rows: expected values of at most 1e+12, got one of 3e")
+        made.join(VICTIM)
+        made.finish()
+    finally:
+        made.stop()
 
 
 def test_files_must_agree_on_how_rows_are_evaluated(tmp_path: Path) -> None:
