@@ -17,8 +17,8 @@ from typing import Any
 
 from efvfl.config import run_file
 from efvfl.core.agreement import Agreement, SharedLabels
-from efvfl.core.block import Optimizer
 from efvfl.core.methods import Link
+from efvfl.core.optimizer import Optimizer
 from efvfl.core.protection import Protection
 from efvfl.core.ranges import RANGES, shown
 from efvfl.core.rules import RULES

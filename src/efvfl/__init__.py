@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from efvfl.compress.ramp import Ramp
     from efvfl.core.agreement import Agreement, CachedSteps, PrivateLabels, SharedLabels
     from efvfl.core.batches import Batches
-    from efvfl.core.block import Optimizer
     from efvfl.core.losses import Loss
     from efvfl.core.methods import Link, Method, cvfl, efvfl, svfl
+    from efvfl.core.optimizer import Optimizer
     from efvfl.core.protection import Protection
     from efvfl.errors import EfvflError
     from efvfl.runs.estimators import VerticalClassifier, VerticalRegressor
@@ -27,7 +27,7 @@ __version__ = "0.2.0"
 # Where each public name lives. It is imported when it is first asked for, so that `efvfl --help` need not load torch.
 _HOMES = {
     "core.batches": ("Batches",),
-    "core.block": ("Optimizer",),
+    "core.optimizer": ("Optimizer",),
     "compress": ("QSGD", "Cast", "Compressor", "Identity", "RandK", "Sign", "TopK", "TopKQSGD", "Uniform"),
     "errors": ("EfvflError",),
     "runs.estimators": ("VerticalClassifier", "VerticalRegressor"),

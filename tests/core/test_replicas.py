@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from efvfl.core.block import Block, Optimizer
+from efvfl.core.block import Block
 from efvfl.core.channel import Packets, send_bytes, send_exactly
 from efvfl.core.fusion_replicas import MENDS, PER_NUMBER, ReplicaReceiver, ReplicaSender
+from efvfl.core.optimizer import Optimizer
 from efvfl.errors import ProtocolError
 
 NUMBERS = 3 * 2 + 2

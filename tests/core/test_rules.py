@@ -43,6 +43,15 @@ BROKEN: list[tuple[Choices, dict[str, Any] | None]] = [
         Choices(on_missing="stale", first=True),
         {"network": {"on_missing": "stale"}, "method": {"first": {"name": "sign"}}},
     ),
+    (Choices(decides=True, on_missing="stale"), {"patience": 3, "network": {"on_missing": "stale"}}),
+    (
+        Choices(evaluation="compressed", on_missing="stale"),
+        {"evaluation": "compressed", "network": {"on_missing": "stale"}},
+    ),
+    (
+        Choices(decides=True, evaluation="exact"),
+        {"evaluation": "exact", "optimizer": {"scheduler": {"name": "ReduceLROnPlateau"}}},
+    ),
     (
         Choices(Agreement(SharedLabels(), cached=CachedSteps(2))),
         {"agreement": {"labels": "shared", "cached": {"steps": 2}}},
@@ -80,6 +89,7 @@ def test_python_is_refused_by_the_same_table(tmp_path: Path) -> None:
         {"agreement": SHARED, "protect": Protection(1.0)},
         {"agreement": Agreement(SharedLabels(downlink="aggregate")), "combine": "concat"},
         {"models": models},
+        {"patience": 2, "evaluation": "exact"},
     ]
     for case in cases:
         with pytest.raises(ConfigError, match="does not go with") as found:

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,9 +26,14 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from mutations import mutated, odd_json
+from problems import classes, columns, problem
 
+from efvfl import efvfl
 from efvfl.compress import QSGD, REGISTRY, Cast, RandK, TopK, TopKQSGD, decode
 from efvfl.config.run_file import RunConfig
+from efvfl.core.channel import send_exactly
+from efvfl.core.decision import Decision
+from efvfl.core.server import Server
 from efvfl.errors import EfvflError
 from efvfl.network import handshake
 from efvfl.network.align import messages
@@ -111,6 +117,45 @@ def read_message(data: bytes) -> None:
     for group in message.packets.values():
         for packet in group:
             _decode(packet)
+
+
+# What is decided, and what parties say of held-out rows.
+
+
+def decisions() -> list[Message]:
+    """Return valid decisions."""
+    found = Decision(keep=True), Decision(use=True, rate=0.25), Decision()
+    return [Message(Kind.DECIDE, 3, {1: decision.packets()}, True) for decision in found]
+
+
+def read_decision(data: bytes) -> None:
+    """Read what a server has decided: all that is accepted can be carried out, and says the same again."""
+    for group in Message.from_bytes(data).packets.values():
+        decision = Decision.read(group)
+        assert isfinite(decision.rate)
+        assert Decision.read(decision.packets()) == decision
+
+
+@cache
+def evaluated() -> Server:
+    """Return a server that evaluates the rows of three parties by messages."""
+    x = columns(torch.float32, rows=9)
+    return problem(efvfl(TopK(0.3)), torch.float32, patience=2, validation=(x, classes(x)), test=(x, classes(x))).server
+
+
+@cache
+def evaluations() -> list[Message]:
+    """Return valid reports on the nine validation rows, and on these and nine test rows exactly."""
+    held = torch.ones(9, 4)
+    parts = (TopK(0.3).encode(held.numpy(), 1),), send_exactly(held), send_exactly(held) * 2
+    return [Message(Kind.EVALUATION, 0, {1: packets}) for packets in parts]
+
+
+def read_evaluation(data: bytes) -> None:
+    """Check a reply to EVALUATE, and to FINAL."""
+    for kind in (Kind.EVALUATE, Kind.FINAL):
+        with contextlib.suppress(EfvflError):
+            evaluated().check("party1", Message.from_bytes(data), Message(kind, 0, {}, True))
 
 
 # Frames, pieces and log entries.
@@ -369,6 +414,8 @@ FUZZERS: tuple[Fuzzer, ...] = (
     Fuzzer("packets", lambda: mutated(_encoded(packets())), read_packet, 30),
     Fuzzer("bodies", lambda: mutated([bytes((i,)) + p.body for i, p in enumerate(packets())]), read_body, 30),
     Fuzzer("messages", lambda: mutated(_encoded(message_list())), read_message, 30),
+    Fuzzer("decisions", lambda: mutated(_encoded(decisions())), read_decision),
+    Fuzzer("evaluations", lambda: mutated(_encoded(evaluations())), read_evaluation),
     Fuzzer("frames", lambda: mutated([zlib.crc32(f).to_bytes(4, "little") + f for f in frames()]), read_frame),
     Fuzzer("sealed-frames", lambda: mutated(frames()), read_sealed_frame),
     Fuzzer(

@@ -26,7 +26,7 @@ from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.party_process import PartyProcess
 from efvfl.network.training.questions import QuestionHandler
 from efvfl.network.training.server_process import ServerProcess
-from efvfl.runs.build import load_data, make_federation
+from efvfl.runs.build import load_data, make_federation, watching
 
 BASE: dict[str, Any] = {
     "seed": 3,
@@ -128,7 +128,7 @@ def undisturbed(config: RunConfig, data: Path = Path()) -> dict[str, Any]:
     key = (repr(config), data)
     if key not in _calm:
         federation = make_federation(config, load_data(config, data))
-        records = list(federation.train(config.epochs, config.observe_every, False))
+        records = list(federation.train(config.epochs, watching(config).every, False))
         _calm[key] = outcome(records, federation.server, dict(federation.parties))
     return _calm[key]
 

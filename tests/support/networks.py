@@ -36,7 +36,7 @@ from efvfl.network.training.autosave import CheckpointPolicy
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.party_process import PartyProcess
 from efvfl.network.training.server_process import ServerProcess
-from efvfl.runs.build import load_data, make_federation
+from efvfl.runs.build import load_data, make_federation, watching
 from efvfl.wire.ledger import Ledger
 
 # Reading the digits takes longer than a run on a few of them.
@@ -96,8 +96,8 @@ class Outcome:
 
 
 def _facts_of(record: Record) -> dict[str, Any]:
-    kept = ("epoch", "step", "surrogate_loss", "validation", "test", "bytes_up", "bytes_down", "ledger", "paper_bits")
-    return {name: getattr(record, name) for name in kept}
+    facts = ("epoch", "step", "surrogate_loss", "validation", "test", "bytes_up", "bytes_down", "ledger", "paper_bits")
+    return {name: getattr(record, name) for name in facts} | {"kept": str(record.kept)}  # nan is not equal to itself
 
 
 def _copy_of_fusion(party: Party) -> list[Tensor]:
@@ -123,7 +123,7 @@ def federation(config: RunConfig) -> Federation:
 def reference(config: RunConfig) -> Outcome:
     """Train in one process, without any network."""
     made = federation(config)
-    records = list(made.train(config.epochs, config.observe_every, gradient=False))
+    records = list(made.train(config.epochs, watching(config).every, gradient=False))
     own = {}
     for name in made.parties:
         if name != config.label_holder:

@@ -60,6 +60,13 @@ def runs() -> dict[str, Settings]:
     }
     found["protect"] = {"protect": {"clip": 0.5}, "method": {"compressor": QSGD, "down": QSGD}}
     found["momentum"] = {"optimizer": {"name": "SGD", "lr": 0.5, "momentum": 0.5}, "method": {"compressor": QSGD}}
+    plateau = {"name": "ReduceLROnPlateau", "factor": 0.5, "patience": 0}
+    found["patience"] = {
+        "epochs": 6,
+        "patience": 2,
+        "optimizer": {"name": "SGD", "lr": 0.5, "scheduler": plateau},
+        "method": {"compressor": TOPK},
+    }
     return found
 
 

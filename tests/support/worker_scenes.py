@@ -66,6 +66,7 @@ class Case:
     optimizer: Optimizer = ADAM
     own: Callable[[], nn.Module] = spare  # the model of the party that has workers
     steps: int = 7
+    epochs: int = 0  # in place of steps: then it is looked at, and may end early
 
     def model(self, seed: int) -> nn.Module:
         torch.manual_seed(seed)
@@ -77,6 +78,7 @@ class Case:
         return problem(optimizer=self.optimizer, models=models, **self.options)
 
 
+NOISE = (columns(rows=30, seed=5), torch.arange(30) % 3)  # labels that nothing tells
 CASES = {
     "fewer rows than workers": Case({"batch_size": 29, "method": efvfl(TopK(0.3))}),  # 29, 29 and 2 of 60
     "full batch": Case({}, DECAY),
@@ -89,6 +91,11 @@ CASES = {
     "window, cached steps": Case(
         {"batch_size": 29, "method": efvfl(TopK(0.3)), "agreement": Agreement(pipeline=4, cached=CachedSteps(2, 3))}
     ),
+    "early stopping": Case(
+        {"batch_size": 16, "method": efvfl(TopK(0.3)), "patience": 2, "validation": NOISE},
+        Optimizer("Adam", {"lr": 0.05}, "ReduceLROnPlateau", {"patience": 0, "factor": 0.5}),
+        epochs=12,
+    ),
     "group normalisation": Case({"batch_size": 20}, Optimizer("SGD", {"lr": 0.01, "momentum": 0.5}), grouped),
 }
 
@@ -96,7 +103,11 @@ CASES = {
 def alone(case: Case) -> tuple[list[Tensor], Tensor]:
     """What one worker comes to: everything a run leaves, and what the party says of its rows."""
     made = case.federation()
-    for _ in range(case.steps):
+    if case.epochs:
+        last = made.fit(case.epochs, gradient=False)[-1]
+        assert last.kept < last.epoch
+        assert made.server.block.rate < 0.05
+    for _ in range(0 if case.epochs else case.steps):
         made.step()
     return everything(made), represent(made.models[PLACE], columns()[PLACE])
 
@@ -128,7 +139,9 @@ def train(case: Case) -> Left:
     assert isinstance(party.model, PlainModel)
     group = WorkerGroup(party.block, x, "party2", window)
     party.model = party.open.model = GroupModel(group, party.model.key)
-    for step in range(case.steps):
+    if case.epochs:
+        made.fit(case.epochs, gradient=False)
+    for step in range(0 if case.epochs else case.steps):
         if step == case.steps // 2:
             state = party.state_dict()
             party.block.load_vector(torch.zeros_like(party.block.vector()))

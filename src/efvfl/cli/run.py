@@ -94,6 +94,7 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     from efvfl.runs.plots import draw_run
     from efvfl.runs.run import train
     from efvfl.runs.terminal import bar, ledger_table, metric_table, summary
+    from efvfl.training.stopping import ending
     from efvfl.util.extras import left_out
 
     worker_group.refuse("run")
@@ -112,6 +113,8 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     start, base = options.start_from, options.file.parent
     records = train(config, out, options.resume, start_from=start, base=base, watch=watch, say=say)
     name = options.file.stem
+    if ended := ending(records[-1], config.epochs):
+        say(ended)
     console.print(summary(name, records[-1]), ledger_table(records[-1]))
     outputs = run_folder.load_outputs(out)
     if outputs:

@@ -27,6 +27,7 @@ from efvfl.core.memory import Start
 from efvfl.core.methods import Method, cvfl, efvfl, svfl
 from efvfl.core.protection import Protection
 from efvfl.errors import ConfigError
+from efvfl.training.options import Evaluation
 
 SGD_RATE = 1.0  # of [optimizer], unless it says otherwise
 
@@ -251,7 +252,9 @@ class RunConfig:
     class_weights: str | tuple[float, ...] = ()  # "balanced", or one for each class; empty: all rows count alike
     memory: Literal["ram", "mapped"] = "ram"  # where surrogates are; mapped: in scratch files, for very many rows
     threads: int = 1  # of torch; small models are fastest with one, 0: as torch decides
-    observe_every: int = 1  # epochs between two records
+    observe_every: int | None = None  # epochs between two records; left out: 1, with tables a tenth of all
+    patience: int | None = None  # epochs without a better validation loss: it stops, and keeps the best; 0: it does not
+    evaluation: Evaluation | None = None  # of held-out rows; left out: exact, with tables or patience compressed
     observe_gradient: bool = True  # also the full gradient and the distortion, which cost about an epoch
     label_holder: str = ""  # the party, if any, that sits next to the server
     data: DataConfig = field(default_factory=DataConfig)
@@ -293,12 +296,20 @@ class RunConfig:
             protect=self.protect.on,
             mapped=self.memory == "mapped",
             on_missing=self.network.on_missing,
+            decides=self.decides,
+            evaluation=self.evaluation,
         )
 
     @property
     def weighted(self) -> bool:
         """Whether rows have weights, as far as this copy of the file says."""
         return bool(self.data.weight or any(party.data and party.data.weight for party in self.party))
+
+    @property
+    def decides(self) -> bool:
+        """Whether the file itself asks for something to be decided by the loss of validation rows."""
+        scheduler = self.optimizer.get("scheduler")
+        return bool(self.patience) or (isinstance(scheduler, dict) and scheduler.get("name") == "ReduceLROnPlateau")
 
     def of(self, name: str) -> PartyConfig:
         """Return what is special about a party; nothing, if the file does not mention it."""

@@ -11,6 +11,7 @@ from efvfl.core.agreement import SharedLabels
 from efvfl.core.batches import Source
 from efvfl.core.block import Block
 from efvfl.core.channel import Channel
+from efvfl.core.evaluation import PartyEvaluation, ServerEvaluation
 from efvfl.core.fusion import Fusion
 from efvfl.core.fusion_replicas import ReplicaReceiver, ReplicaSender
 from efvfl.core.fusion_updates import (
@@ -34,9 +35,14 @@ from efvfl.util.rng import derive
 
 
 def make_server(
-    plan: Plan, fusion: Fusion, targets: Targets, private_seed: int, protect: Protection | None = None
+    plan: Plan,
+    fusion: Fusion,
+    targets: Targets,
+    private_seed: int,
+    protect: Protection | None = None,
+    held_out: Mapping[str, Targets] | None = None,
 ) -> Server:
-    """Assemble the server from what it alone holds: targets, fusion model, private seed and protection."""
+    """Assemble the server from what it alone holds: all targets, fusion model, private seed and protection."""
     block = Block(fusion, plan.optimizer, plan.batches.per_epoch)
     label_mode: ServerLabelMode
     if plan.agreement.shared:
@@ -44,7 +50,12 @@ def make_server(
     else:
         downs = {name: plan.channel(name, "down", derive(private_seed, "noise", name)) for name in plan.names}
         label_mode = PrivateLabelsServer(plan, fusion, downs, protect, derive(private_seed, "protect"))
-    return Server(plan, block, targets, {name: plan.channel(name, "up") for name in plan.names}, label_mode)
+    evaluation: ServerEvaluation | None = None
+    if plan.held_out:
+        channels = {name: plan.validation_channel(name) for name in plan.names}
+        evaluation = ServerEvaluation(plan, block, held_out or {}, channels)
+    ups = {name: plan.channel(name, "up") for name in plan.names}
+    return Server(plan, block, targets, ups, label_mode, evaluation)
 
 
 @dataclass(frozen=True)
@@ -67,8 +78,15 @@ def dropout_key(private_seed: int) -> int:
     return derive(private_seed, "dropout")
 
 
-def make_party(plan: Plan, name: str, model: LocalModel, private_seed: int, shared: SharedParts | None = None) -> Party:
-    """Assemble a party from what it alone holds; with shared labels that is more."""
+def make_party(
+    plan: Plan,
+    name: str,
+    model: LocalModel,
+    private_seed: int,
+    shared: SharedParts | None = None,
+    held_out: Mapping[str, Tensor] | None = None,
+) -> Party:
+    """Assemble a party from what it alone holds, also columns of held-out rows; with shared labels that is more."""
     label_mode: PartyLabelMode
     if plan.agreement.shared is None:
         label_mode = PrivateLabelsParty(plan.number(name), plan.channel(name, "down"))
@@ -77,7 +95,11 @@ def make_party(plan: Plan, name: str, model: LocalModel, private_seed: int, shar
     else:
         receiver = _receiver(plan, plan.agreement.shared, shared.fusion)
         label_mode = SharedLabelsParty(plan, name, shared.targets, receiver, _peers(plan, name, shared))
-    return Party(plan, name, model, plan.channel(name, "up", derive(private_seed, "noise")), label_mode)
+    evaluation: PartyEvaluation | None = None
+    if plan.held_out:
+        channel = plan.validation_channel(name, derive(private_seed, "noise", "validation"))
+        evaluation = PartyEvaluation(model.block, held_out or {}, channel)
+    return Party(plan, name, model, plan.channel(name, "up", derive(private_seed, "noise")), label_mode, evaluation)
 
 
 def _peers(plan: Plan, name: str, shared: SharedParts) -> dict[str, Channel]:

@@ -4,107 +4,16 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer as TorchOptimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from efvfl.core import ranges
-from efvfl.errors import CheckpointError, ConfigError, ProtocolError, describe, nearest
-
-# What torch has and a party cannot use, and why.
-_UNFIT = {
-    "LBFGS": "it evaluates the loss many times a step, and a party cannot",
-    "SparseAdam": "it takes sparse gradients only, and these are dense",
-    "ReduceLROnPlateau": "it needs a loss that parties do not have",
-    "ChainedScheduler": "it needs schedulers that are made already, and each participant makes its own",
-    "SequentialLR": "it needs schedulers that are made already, and each participant makes its own",
-}
-# What torch raises for options that it cannot use.
-_REFUSALS = (TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError, AttributeError, LookupError)
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """An optimiser of `torch.optim` by name, and a learning-rate scheduler, stepped once an epoch.
-
-    All are there but LBFGS, SparseAdam, ReduceLROnPlateau, ChainedScheduler and SequentialLR.
-
-    >>> Optimizer("SGD", {"lr": 0.1, "momentum": 0.9}, "StepLR", {"step_size": 10}).name
-    'SGD'
-    """
-
-    name: str = "SGD"
-    options: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.1})
-    scheduler: str = ""  # a name in torch.optim.lr_scheduler; empty: constant
-    scheduler_options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Refuse names torch does not have, and those that need more than a gradient."""
-        _check_name(self.name, torch.optim, TorchOptimizer, "optimiser")
-        for name, options in (("options", self.options), ("scheduler_options", self.scheduler_options)):
-            if not isinstance(options, Mapping):
-                raise ConfigError(
-                    f"{name}: expected a dict, got {describe(options)}: write Optimizer('SGD', {{'lr': 0.1}})."
-                )
-            ranges.check_numbers("optimizer.*", dict(options), "optimizer" if name == "options" else "scheduler")
-        if self.scheduler:
-            _check_name(self.scheduler, torch.optim.lr_scheduler, LRScheduler, "scheduler")
-
-    def build(self, parameters: Iterable[nn.Parameter]) -> TorchOptimizer:
-        """Return the optimiser for these parameters."""
-        parameters = list(parameters)
-        maker = getattr(torch.optim, self.name)
-        try:
-            self._try_out(parameters[0].dtype)
-            made: TorchOptimizer = maker(parameters, **self.options)
-        except _REFUSALS as error:
-            options = describe(dict(self.options))
-            raise ConfigError(f"optimizer: torch.optim.{self.name} does not take {options}: {error}") from error
-        return made
-
-    def build_scheduler(self, optimizer: TorchOptimizer) -> LRScheduler | None:
-        """Return the scheduler, or None for a constant learning rate."""
-        if not self.scheduler:
-            return None
-        maker = getattr(torch.optim.lr_scheduler, self.scheduler)
-        try:
-            self._try_out(torch.float32, maker)
-            made: LRScheduler = maker(optimizer, **self.scheduler_options)
-        except _REFUSALS as error:
-            options = describe(dict(self.scheduler_options))
-            raise ConfigError(f"scheduler {self.scheduler} does not take {options}: {error}") from error
-        # An epoch may pass without an update, where a party is away; torch would take that for a mistake, and warn.
-        optimizer._opt_called = True  # type: ignore[attr-defined]
-        return made
-
-    def _try_out(self, dtype: torch.dtype, scheduler: Callable[..., LRScheduler] | None = None) -> None:
-        """Take one step with one number: some options are refused by the first step only."""
-        number = nn.Parameter(torch.zeros(1, 1, dtype=dtype))
-        number.grad = torch.zeros(1, 1, dtype=dtype)
-        optimizer: TorchOptimizer = getattr(torch.optim, self.name)([number], **self.options)
-        after = scheduler(optimizer, **self.scheduler_options) if scheduler else None
-        optimizer.step()
-        if after:
-            after.step()
-
-
-def _check_name(name: object, module: Any, base: type, what: str) -> None:
-    if not isinstance(name, str):
-        raise ConfigError(
-            f"expected the name of an {what}, got {describe(name)}: write Optimizer('SGD', {{'lr': 0.1}})."
-        )
-    found = {n for n, c in vars(module).items() if isinstance(c, type) and issubclass(c, base) and c is not base}
-    known = {n for n in found if n not in _UNFIT and not n.startswith("_")}
-    if name in found and name in _UNFIT:
-        raise ConfigError(f"{name} does not work here: {_UNFIT[name]}: choose another {what}. {nearest('', known)}")
-    if name not in known:
-        raise ConfigError(f"torch has no {what} {name!r}. {nearest(name, known)}")
+from efvfl.core.optimizer import Optimizer
+from efvfl.errors import CheckpointError, ProtocolError
 
 
 def _is_plain(optimizer: TorchOptimizer | None) -> bool:
@@ -133,6 +42,16 @@ class Block:
         self.optimizer = optimizer.build(self.parameters) if optimizer and self.parameters else None
         self.scheduler = optimizer.build_scheduler(self.optimizer) if optimizer and self.optimizer else None
         self._plain = self.scheduler is None and _is_plain(self.optimizer)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate; infinite where nothing is learnt."""
+        return float(self.optimizer.param_groups[0]["lr"]) if self.optimizer else float("inf")
+
+    def set_rate(self, rate: float) -> None:
+        """Change the learning rate."""
+        for group in self.optimizer.param_groups if self.optimizer else ():
+            group["lr"] = rate
 
     def zero_grad(self) -> None:
         """Forget the last gradient."""
@@ -196,12 +115,13 @@ class Block:
         """Return copies of all buffers."""
         return copies_of_buffers(self.module)
 
-    def _model_tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
+        """Return parameters and buffers themselves."""
         return [*self._everything, *self.module.buffers()]  # buffers are asked for anew: a module may replace one
 
     def size(self) -> int:
         """Return the length of `vector`, without making it."""
-        return sum(tensor.numel() for tensor in self._model_tensors())
+        return sum(tensor.numel() for tensor in self.tensors())
 
     def exact_size(self) -> int:
         """Return the length of `exact_vector`, without making it."""
@@ -209,14 +129,14 @@ class Block:
 
     def vector(self) -> Tensor:
         """Return x_k as one vector: parameters and buffers."""
-        return flatten(self._model_tensors(), self.dtype)
+        return flatten(self.tensors(), self.dtype)
 
     def load_vector(self, vector: Tensor) -> None:
         """Take over the values of a vector of the same layout."""
-        unflatten(vector, self._model_tensors())
+        unflatten(vector, self.tensors())
 
     def _all_tensors(self) -> list[Tensor]:
-        tensors = self._model_tensors()
+        tensors = self.tensors()
         if self.optimizer is not None:
             for state in (self.optimizer.state.get(parameter, {}) for parameter in self.parameters):
                 tensors += [state[name] for name in sorted(state) if isinstance(state[name], Tensor)]

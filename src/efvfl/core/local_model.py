@@ -31,6 +31,9 @@ class LocalModel(Protocol):
     def represent(self, x: Tensor, alone: bool = False) -> Tensor:
         """Return the representation of rows in evaluation mode, without a graph; `alone`: each as if it were alone."""
 
+    def share(self, step: int) -> None:
+        """Give x_k as it is now, before this step, to all who share its computing."""
+
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
         """Restore x_k as it was before this step."""
 
@@ -53,6 +56,9 @@ class PlainModel:
     def represent(self, x: Tensor, alone: bool = False) -> Tensor:
         """Return the representation of rows in evaluation mode, without a graph."""
         return represent(self.block.module, x, alone)
+
+    def share(self, step: int) -> None:
+        """Do nothing: nobody shares it."""
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
         """Restore x_k."""

@@ -93,7 +93,7 @@ class OpenReports:
         """Return the reply that this message was given before, if it is one of the last."""
         for kind, step, reply in self.replies:
             # A party that is back may be told to hold at a step and, after it was away again, to report on it.
-            if (kind, step, reply.kind == Kind.READY) == (message.kind, message.step, message.hold):
+            if (kind, step, reply.kind != Kind.REPORT) == (message.kind, message.step, message.hold):
                 return reply
         return None
 

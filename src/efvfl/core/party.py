@@ -2,7 +2,8 @@
 
 The step is the paper's. `report` computes h_k(x_k) and sends C(h - G); `learn` updates x_k from the server's answer,
 which private_labels.py or shared_labels.py turns into a cotangent. What a report leaves open until its answer is there
-is kept by open_reports.py, and what a party does after an absence is in absence.py.
+is kept by open_reports.py, what a party does after an absence is in absence.py, and what it does between two steps, for
+rows that are held out, in evaluation.py.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from efvfl.core import absence, cached_steps
+from efvfl.core import absence, cached_steps, evaluation
 from efvfl.core.batches import Rows
 from efvfl.core.block import Block
 from efvfl.core.cached_steps import PartyBatch, WorkSet
 from efvfl.core.channel import Channel, Packets
+from efvfl.core.evaluation import BETWEEN_STEPS, PartyEvaluation
 from efvfl.core.local_model import LocalModel
 from efvfl.core.open_reports import OpenReport, OpenReports
 from efvfl.core.plan import Plan
@@ -39,6 +41,9 @@ class PartyLabelMode(Protocol):
     def end_step(self, step: int) -> None:
         """End the step."""
 
+    def set_rate(self, rate: float) -> None:
+        """Change the learning rate of what learns here beside x_k."""
+
     def catch_up(self, blocks: Mapping[int, Packets], rows: Rows, steps: range) -> None:
         """Take what was missed of others in these steps, who reported these rows; or refuse it, changing nothing."""
 
@@ -58,8 +63,19 @@ class PartyLabelMode(Protocol):
 class Party:
     """A party of a plan, by name."""
 
-    def __init__(self, plan: Plan, name: str, model: LocalModel, up: Channel, label_mode: PartyLabelMode) -> None:
-        """Report through `up`, and learn by the answers that `label_mode` understands."""
+    def __init__(
+        self,
+        plan: Plan,
+        name: str,
+        model: LocalModel,
+        up: Channel,
+        label_mode: PartyLabelMode,
+        held_out: PartyEvaluation | None = None,
+    ) -> None:
+        """Report through `up`, and learn by the answers that `label_mode` understands.
+
+        `held_out` are rows that are evaluated by messages.
+        """
         self.plan = plan
         self.batches = plan.batches
         self.name = name
@@ -67,6 +83,7 @@ class Party:
         self.model = model
         self.up = up
         self.label_mode = label_mode
+        self.evaluation = held_out
         self.open = OpenReports(model, up, plan.report_rows, plan.agreement.window)
         self.cached: WorkSet[PartyBatch] = WorkSet(plan.agreement.cached, plan.batches.per_epoch)
         self.step = 0  # the next one to learn from
@@ -109,12 +126,16 @@ class Party:
         return repeated or self.open.remember(message, self._handle(message))
 
     def _handle(self, message: Message) -> Message:
+        if message.kind in BETWEEN_STEPS:
+            return evaluation.answer(self, message)
         step = self._step_to_report(message)
         if step is not None:
             self.may_report(step)  # before anything changes
         if message.kind == Kind.SYNC:
             absence.catch_up(self, message)
-        elif message.kind != Kind.BEGIN:
+        elif message.kind == Kind.BEGIN:
+            evaluation.go_on(self)
+        else:
             self.learn(message)
         return Message(Kind.READY, self.step) if step is None else self.report(step)
 
@@ -145,7 +166,9 @@ class Party:
 
     def digests(self) -> list[str]:
         """Return digests of what is remembered of the own reports, and of what the server's answers brought."""
-        return [channel.digest() for channel in (self.up, *self.label_mode.incoming())]
+        found = [channel.digest() for channel in (self.up, *self.label_mode.incoming())]
+        found[0] += self.evaluation.channel.digest() if self.evaluation else ""
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to continue bit for bit, between any two messages."""
@@ -156,6 +179,7 @@ class Party:
             "label_mode": self.label_mode.state_dict(),
             "open": self.open.state_dict(),
             "cached": self.cached.state_dict(),
+            "evaluation": self.evaluation.state_dict() if self.evaluation else {},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -166,3 +190,5 @@ class Party:
         self.label_mode.load_state_dict(state["label_mode"])
         self.open.load_state_dict(state["open"], self.step, self.number)
         self.cached.load([PartyBatch.of(step, self.batches, saved) for step, saved in state["cached"]])
+        if self.evaluation:
+            self.evaluation.load_state_dict(state["evaluation"])

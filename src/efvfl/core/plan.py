@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -12,10 +13,11 @@ import torch
 from efvfl.core import memory
 from efvfl.core.agreement import Agreement
 from efvfl.core.batches import Batches, ReportRows
-from efvfl.core.block import Block, Optimizer
+from efvfl.core.block import Block
 from efvfl.core.channel import Channel
 from efvfl.core.losses import Loss
 from efvfl.core.methods import Link, Method, svfl
+from efvfl.core.optimizer import Optimizer
 from efvfl.util.rng import derive
 
 Direction = Literal["up", "down"]
@@ -35,6 +37,7 @@ class Plan:
     optimizer: Optimizer
     label_holder: str = ""  # a party that sits next to the server
     stale: bool = False  # whether steps may proceed without a party that is missing
+    held_out: Mapping[str, int] = field(default_factory=dict)  # rows evaluated by messages, by split; empty: none
     mapped: Path | None = None  # each participant's own choice: a folder where memories are in files; None: in RAM
 
     def number(self, name: str) -> int:
@@ -63,12 +66,19 @@ class Plan:
 
     def channel(self, name: str, direction: Direction, key: int = 0) -> Channel:
         """Return one end of the channel that carries a party's representation (up) or cotangent (down)."""
-        link, width = self.link(name, direction), self.widths[self.names.index(name)]
-        narrow = torch.bfloat16 if self.agreement.memory_dtype == "bfloat16" else None
-        shape = (self.batches.samples, width)
-        first = link.first is not None
-        made = memory.make(link.memory, shape, self.dtype, link.start, narrow, self.mapped, first)
         what = f"{name}'s {'representation' if direction == 'up' else 'cotangent'}"
+        return self._channel(name, self.link(name, direction), self.batches.samples, key, what)
+
+    def validation_channel(self, name: str, key: int = 0) -> Channel:
+        """Return one end of the channel that carries a party's validation rows, as `up` carries its training rows."""
+        rows = self.held_out.get("validation", 0)
+        return self._channel(name, self.link(name, "up"), rows, key, f"{name}'s validation rows")
+
+    def _channel(self, name: str, link: Link, rows: int, key: int, what: str) -> Channel:
+        width = self.widths[self.names.index(name)]
+        narrow = torch.bfloat16 if self.agreement.memory_dtype == "bfloat16" else None
+        first, folder = link.first is not None, self.mapped if rows else None  # an empty file cannot be mapped
+        made = memory.make(link.memory, (rows, width), self.dtype, link.start, narrow, folder, first)
         return Channel(link, made, (width,), self.dtype, key, what)
 
     def fusion_channel(self, block: Block, key: int = 0) -> Channel:

@@ -49,6 +49,9 @@ class PrivateLabelsParty:
     def end_step(self, step: int) -> None:
         """Do nothing more."""
 
+    def set_rate(self, rate: float) -> None:
+        """Do nothing: no copy of the fusion model learns here."""
+
     def catch_up(self, blocks: Mapping[int, Packets], rows: Rows, steps: range) -> None:
         """Refuse everything: with private labels a party misses nothing of others."""
         if blocks:

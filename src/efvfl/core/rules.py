@@ -30,6 +30,8 @@ class Choices:
     protect: bool = False
     mapped: bool = False
     on_missing: str = "wait"
+    decides: bool = False  # whether patience or a plateau decides by the loss of validation rows
+    evaluation: str | None = None  # None: as it is best
 
     @classmethod
     def of(cls, method: Method, agreement: Agreement, **others: object) -> Choices:
@@ -178,6 +180,27 @@ RULES: tuple[Rule, ...] = (
         "which rows were sent before would have to be known of a party that is away",
         "Leave it out, or use on_missing = 'wait' or 'stop'",
         lambda c: c.on_missing == "stale" and c.first,
+    ),
+    Rule(
+        "patience or ReduceLROnPlateau",
+        "on_missing = 'stale'",
+        "a party that is away cannot be told to keep its model, or which rate it has",
+        "Leave it out, or use on_missing = 'wait' or 'stop'",
+        lambda c: c.decides and c.on_missing == "stale",
+    ),
+    Rule(
+        "evaluation = 'compressed'",
+        "on_missing = 'stale'",
+        "what was sent before would have to be known of a party that is away",
+        "Use evaluation = 'exact', or on_missing = 'wait' or 'stop'",
+        lambda c: c.evaluation == "compressed" and c.on_missing == "stale",
+    ),
+    Rule(
+        "patience or ReduceLROnPlateau",
+        "evaluation = 'exact'",
+        "who restarts must come to the same decisions, and exact evaluation is in no log",
+        "Leave evaluation out, or set it to 'compressed'",
+        lambda c: c.decides and c.evaluation == "exact",
     ),
     Rule(
         "cached steps",

@@ -17,6 +17,7 @@ from efvfl.core.batches import Rows
 from efvfl.core.block import Block
 from efvfl.core.cached_steps import ServerBatch, WorkSet
 from efvfl.core.channel import Channel, Packets, refuse_huge
+from efvfl.core.evaluation import ServerEvaluation
 from efvfl.core.fusion import Fusion, StepContext, head_loss
 from efvfl.core.plan import Plan
 from efvfl.core.targets import Targets
@@ -56,9 +57,18 @@ class Server:
     """The server of a plan."""
 
     def __init__(
-        self, plan: Plan, block: Block, targets: Targets, channels: dict[str, Channel], label_mode: ServerLabelMode
+        self,
+        plan: Plan,
+        block: Block,
+        targets: Targets,
+        channels: dict[str, Channel],
+        label_mode: ServerLabelMode,
+        held_out: ServerEvaluation | None = None,
     ) -> None:
-        """Train the fusion model in `block` on these targets; `channels` receive the parties' reports, by name."""
+        """Train the fusion model in `block` on these targets; `channels` receive the parties' reports, by name.
+
+        `held_out` are rows that are evaluated by messages.
+        """
         assert isinstance(block.module, Fusion)
         self.plan = plan
         self.batches = plan.batches
@@ -68,6 +78,7 @@ class Server:
         self.targets = targets
         self.channels = channels
         self.label_mode = label_mode
+        self.evaluation = held_out
         self.attendance = Attendance(plan)
         self.cached: WorkSet[ServerBatch] = WorkSet(plan.agreement.cached, plan.batches.per_epoch)
         self.step_number = 0
@@ -85,6 +96,8 @@ class Server:
 
     def begin(self, ahead: int = 0) -> dict[str, Message]:
         """Ask every party for its report on the current step, or on one so many steps ahead."""
+        if self.evaluation:
+            self.evaluation.kept.go_on()
         return {name: Message(Kind.BEGIN, self.step_number + ahead) for name in self.attendance.here}
 
     def step(self, reports: Mapping[str, Message], hold: bool = False) -> dict[str, Message]:
@@ -173,8 +186,10 @@ class Server:
 
     def check(self, name: str, reply: Message, asked: Message) -> None:
         """Refuse a reply that `respond` would refuse, as soon as it is here; a party told to hold must be READY."""
-        ready = asked.step + (asked.kind != Kind.SYNC)  # it has learnt from what it was sent
-        if not asked.hold:
+        ready = asked.step + (asked.kind not in (Kind.SYNC, Kind.DECIDE))  # it has learnt from what it was sent
+        if self.evaluation and asked.kind in (Kind.EVALUATE, Kind.FINAL):
+            self.evaluation.check(name, reply, asked)
+        elif not asked.hold:
             self._check_report(name, reply)
             decoded, rows = self._decode(name, reply), self.plan.report_rows.rows(self.step_number)
             refuse_huge(self.channels[name].surrogate_with(rows, decoded), f"{name}'s surrogate")
@@ -207,6 +222,7 @@ class Server:
             if id(channel) not in known:
                 known[id(channel)] = channel.digest()
             found.append(known[id(channel)])
+        found[0] += self.evaluation.channels[name].digest() if self.evaluation else ""
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -218,6 +234,7 @@ class Server:
             "label_mode": self.label_mode.state_dict(),
             "attendance": self.attendance.state_dict(),
             "cached": self.cached.state_dict(),
+            "evaluation": self.evaluation.state_dict() if self.evaluation else {},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -230,3 +247,5 @@ class Server:
         self.label_mode.load_state_dict(state["label_mode"])
         self.attendance.load_state_dict(state["attendance"])
         self.cached.load([ServerBatch.of(s, self.batches, self.targets, saved) for s, saved in state["cached"]])
+        if self.evaluation:
+            self.evaluation.load_state_dict(state["evaluation"])

@@ -108,6 +108,10 @@ class SharedLabelsParty:
             block.descend(head_loss(self.fusion, combined, context.targets, self.plan.loss, key))
         block.end_step(step)
 
+    def set_rate(self, rate: float) -> None:
+        """Change the learning rate of a replica."""
+        self.receiver.block.set_rate(rate)
+
     @property
     def _current(self) -> PartyContext:
         assert self._context is not None, "receive comes first"

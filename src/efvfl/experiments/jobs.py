@@ -89,7 +89,7 @@ def _result(job: Job, records: Sequence[Any]) -> Result:
     columns: dict[str, list[float]] = {name: [getattr(r, name) for r in records] for name in _NUMBERS}
     for split in ("train", "validation", "test"):
         for metric in getattr(records[-1], split):
-            columns[f"{split}_{metric}"] = [getattr(r, split)[metric] for r in records]
+            columns[f"{split}_{metric}"] = [getattr(r, split).get(metric, float("nan")) for r in records]
     versions = {"efvfl": efvfl.__version__, "torch": torch.__version__, "machine": platform.machine()}
     return Result(job.cell, asdict(job.config), columns, records[-1].ledger, versions)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from efvfl.config.run_file import RunConfig
 from efvfl.errors import ProtocolError
 from efvfl.network.links.frame import PROTOCOL, digest_of
-from efvfl.runs.build import model_config
+from efvfl.runs.build import model_config, watching
 
 
 def shared_part(config: RunConfig, names: Sequence[str]) -> dict[str, Any]:
@@ -37,6 +37,8 @@ def shared_part(config: RunConfig, names: Sequence[str]) -> dict[str, Any]:
         "optimizer": config.optimizer,
         "stale": config.network.on_missing == "stale",
     }
+    if watching(config).by_messages:
+        table["evaluation"] = "compressed"
     if config.agreement.labels == "shared":  # parties run the fusion model themselves
         table |= {"fusion": asdict(config.fusion), "class_weights": config.class_weights}
         table |= {"weighted": True} if config.weighted else {}

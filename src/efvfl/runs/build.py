@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from efvfl.config.run_file import SGD_RATE, DataConfig, FusionConfig, ModelConfig, RunConfig
+from efvfl.config.watching import Watching
 from efvfl.core import losses
-from efvfl.core.block import Optimizer
 from efvfl.core.losses import Loss
+from efvfl.core.optimizer import Optimizer
 from efvfl.core.targets import Targets
 from efvfl.data import Dataset, catalogue, digits, npz, npz_files
 from efvfl.data.npz import classes_of
@@ -70,6 +71,16 @@ def has_tables(config: RunConfig) -> bool:
     if found and config.data.name not in ("table", DataConfig().name):
         raise ConfigError(f"data.name: expected 'table', because parties have tables, got {config.data.name!r}.")
     return found
+
+
+def watching(config: RunConfig) -> Watching:
+    """Return when records are made, how rows are evaluated, and when training stops."""
+    return Watching.of(config, has_tables(config))
+
+
+def patience(config: RunConfig, validation: bool) -> int:
+    """Return after how many epochs training stops; a small table may have no `validation` rows to decide by."""
+    return watching(config).patience if validation or config.patience else 0
 
 
 def _joined(config: RunConfig, folder: Path, known: Mapping[str, Encoder] | None) -> Dataset:
@@ -246,6 +257,8 @@ def make_federation(
             batch_order=config.batch_order,
             seed=config.seed,
             private_seeds={name: private_seed(config, name) for name in ("", *data.names)},
+            patience=patience(config, data.validation is not None),
+            evaluation="compressed" if watching(config).by_messages else "exact",
         ),
         setup=Setup(
             combine=config.fusion.combine,

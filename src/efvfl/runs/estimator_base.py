@@ -181,6 +181,7 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
                 batch_size=run.batch_size,
                 seed=run.seed,
                 weights=None if weights is None else weights[rows],
+                patience=PATIENCE if self.early_stopping else 0,
             ),
             setup=Setup(combine=run.fusion.combine, label_holder=run.label_holder),
         )
@@ -261,25 +262,13 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         return seeded_model(derive(run.seed, "party", name, "init"), make)
 
     def _learn(self, federation: Federation, epochs: int) -> list[Record]:
-        """Train and return the records; early stopping restores the parameters of the lowest validation loss."""
+        """Train and return the records; with early stopping, the best model is in place then."""
         every = 1 if self.early_stopping else -(-epochs // RECORDS)
-        modules = [federation.fusion, *federation.models]
         records: list[Record] = []
-        best: tuple[float, int] = (float("inf"), 0)  # loss and epoch
-        best_states: list[dict[str, Any]] = []
         for record in federation.train(epochs, every, gradient=False):
             records.append(record)
             if self.verbose:
                 print(_line(record, epochs))
-            if not self.early_stopping:
-                continue
-            if record.validation["loss"] < best[0]:
-                best = (record.validation["loss"], record.epoch)
-                best_states = [copy.deepcopy(module.state_dict()) for module in modules]
-            elif record.epoch - best[1] >= PATIENCE:
-                break
-        for module, state in zip(modules, best_states, strict=False):  # empty without early stopping
-            module.load_state_dict(state)
         return records
 
     def _features(self, frame: polars.DataFrame) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from efvfl.errors import ConfigError, DataError
 from efvfl.runs import html, metrics, report_figures
 from efvfl.runs.run_folder import RECORDS, Outputs, RunSettings, load_columns, load_outputs, load_settings
 from efvfl.training.record import Record
+from efvfl.training.stopping import ending
 from efvfl.util.files import write_atomically
 
 LEDGER = "ledger.jsonl"
@@ -51,6 +52,8 @@ def page(folder: Path) -> str:
     title = f"Run {'/'.join(folder.resolve().parts[-2:])}"
     last = records[-1]
     done = f"{last.epoch:,} epochs, {last.step:,} steps, {last.seconds:,.1f} seconds of training."
+    if settings and (ended := ending(last, settings.config["epochs"])):
+        done = f"{done} {ended}"
     parts = [f"<h1>{escape(title)}</h1><p>{done}</p>"]
     parts += ["<h2>Result</h2>", *_result(records, settings, outputs)]
     parts += ["<h2>Training</h2>", *report_figures.training(records)]
@@ -152,7 +155,9 @@ def _sent(records: Sequence[Record], settings: RunSettings | None, folder: Path)
     seen = {name for table in last.ledger.values() for name in table}
     names = [name for name in full or sorted(seen) if name in seen]  # the label holder's party sends nothing
     sent = {name: (_total(last, "up", name), _total(last, "down", name)) for name in names}
-    yield "<p>Training messages as they were sent: up is from a party to the server, down the other way.</p>"
+    evaluation = sum(_total(last, "up", name, "evaluation") for name in names)
+    which = f" {evaluation:,} of the bytes up are of validation and test rows." if evaluation else ""
+    yield f"<p>Training messages as they were sent: up is from a party to the server, down the other way.{which}</p>"
     headings, rows = ["party", "", "bytes"], []
     for name in names:
         for way, direction in enumerate(("up", "down")):
@@ -170,8 +175,10 @@ def _sent(records: Sequence[Record], settings: RunSettings | None, folder: Path)
     yield from _frames(folder)
 
 
-def _total(record: Record, direction: str, name: str) -> int:
-    return sum(record.ledger.get(direction, {}).get(name, {}).values())
+def _total(record: Record, direction: str, name: str, kind: str = "") -> int:
+    """Return the bytes of a party in a direction, of one kind of message or of all."""
+    counts = record.ledger.get(direction, {}).get(name, {})
+    return counts.get(kind, 0) if kind else sum(counts.values())
 
 
 def _frames(folder: Path) -> Iterator[str]:

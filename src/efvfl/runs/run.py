@@ -21,9 +21,10 @@ from efvfl.config.run_file import RunConfig
 from efvfl.data import Dataset
 from efvfl.errors import CheckpointError, ConfigError
 from efvfl.runs import run_folder
-from efvfl.runs.build import load_data, make_federation
+from efvfl.runs.build import load_data, make_federation, watching
 from efvfl.runs.trained import TrainedRun, module_state, read_encoder
 from efvfl.training.federation import Federation
+from efvfl.training.options import Evaluation
 from efvfl.training.record import Record
 from efvfl.util import checkpoint
 from efvfl.util.files import write_atomically
@@ -203,7 +204,7 @@ def train_on(
 ) -> None:
     """Train to the last epoch and add to the records; `save` them after each, if so many seconds have passed."""
     saved = time.monotonic()
-    following: Iterable[Record] = federation.train(config.epochs, config.observe_every, config.observe_gradient)
+    following: Iterable[Record] = federation.train(config.epochs, watching(config).every, config.observe_gradient)
     for record in watch(federation, following) if watch else following:
         records.append(record)
         if time.monotonic() - saved >= every:
@@ -212,10 +213,15 @@ def train_on(
 
 
 def _settings(config: RunConfig, federation: Federation) -> dict[str, Any]:
-    """Return what must not change between two parts of a run: more epochs, or memories elsewhere, are no harm."""
+    """Return what must not change between two parts of a run: more epochs, or memories elsewhere, are no harm.
+
+    Neither is more patience: then a run that has stopped goes on.
+    """
     features = federation.splits["train"].features
     rows = {name: list(x.shape) for name, x in zip(federation.parties, features, strict=True)}
-    return asdict(replace(config, epochs=0, memory="ram")) | {"rows": rows}
+    evaluation: Evaluation = "compressed" if federation.server.evaluation else "exact"
+    kept = replace(config, epochs=0, memory="ram", patience=None)
+    return asdict(kept) | {"evaluation": evaluation, "rows": rows}
 
 
 def _leave_for_report(federation: Federation, config: RunConfig, data: Dataset, folder: Path) -> None:

@@ -2,7 +2,8 @@
 
 A step over a transport: collect the reports, absorb and answer them, post the answers, and let the server learn while
 they travel. With a pipeline, the reports on the next steps are under way meanwhile. A party that is back after it was
-away takes part again when no step is under way: with a pipeline, no further step begins until then.
+away takes part again when no step is under way: with a pipeline, no further step begins until then. Where held-out rows
+are evaluated by messages, examination.py has further requests before a record is made.
 """
 
 from __future__ import annotations
@@ -12,20 +13,44 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from efvfl.core.server import Server
-from efvfl.training.record import Observation, Record
+from efvfl.errors import ConfigError
+from efvfl.training.examination import Examination
+from efvfl.training.record import NAN, Observation, Record
 from efvfl.training.schedule import Schedule
+from efvfl.training.stopping import Stopping
 from efvfl.training.transport import Transport
 from efvfl.wire.message import Message
 
 Observer = Callable[[], Observation]
 
 
+def _examination(server: Server, stopping: Stopping) -> Examination | None:
+    """Return what evaluates held-out rows by messages, if something does."""
+    if (stopping.patience or stopping.plateau) and "validation" not in server.plan.held_out:
+        raise ConfigError(
+            "expected validation rows, by which patience and ReduceLROnPlateau decide, got none: set data.validation "
+            "above 0 in a run file, give `validation` to federate, or leave both out."
+        )
+    return Examination(server, server.evaluation, stopping) if server.evaluation else None
+
+
 class Driver:
     """Trains a server with the parties behind a transport."""
 
-    def __init__(self, server: Server, transport: Transport, pause: Callable[[], None] = lambda: None) -> None:
-        """Drive this server; `pause` is called while messages travel, such as to save everything."""
+    def __init__(
+        self,
+        server: Server,
+        transport: Transport,
+        pause: Callable[[], None] = lambda: None,
+        patience: int = 0,
+    ) -> None:
+        """Drive this server; `pause` is called while messages travel, such as to save everything.
+
+        Where held-out rows are evaluated by messages, training stops after `patience` epochs without a better loss, and
+        the best model is kept; 0: it does not, and the last one is.
+        """
         self.server = server
+        self.examination = _examination(server, Stopping(patience, server.plan.optimizer))
         self.transport = transport
         self.pause = pause
         self.seconds = 0.0  # wall time of the steps
@@ -47,8 +72,9 @@ class Driver:
         return sum(not request.hold for request in self.transport.under_way)
 
     def finished(self, schedule: Schedule) -> bool:
-        """Whether all steps of a schedule are done, and the last record is made."""
-        return self.server.step_number >= schedule.steps and not self._due
+        """Whether all steps of a schedule are done, or enough of them, and the last record is made."""
+        over = self.examination is not None and self.examination.stopping.over
+        return (over or self.server.step_number >= schedule.steps) and not self._due
 
     def run(self, schedule: Schedule, observe: Observer) -> Iterator[Record]:
         """Train to the end of a schedule, and yield a record of every epoch that is observed."""
@@ -64,9 +90,15 @@ class Driver:
             self._exchange(hold, schedule.begins(step), schedule.observed(step))
         if not self._due or self._holding():
             return None
+        if self.examination and (asked := self.examination.next(self.epoch, self._is_last(schedule))):
+            self._post(asked, hold=True)
+            return None
         record = self.record(observe, schedule.window)
         self._due, self._absent = False, {}
         return record
+
+    def _is_last(self, schedule: Schedule) -> bool:
+        return self.server.step_number >= schedule.steps
 
     def step(self, hold: bool, begins: int) -> float:
         """Run one step and return the loss on surrogates; `hold` and `begins` as a schedule gives them."""
@@ -79,12 +111,12 @@ class Driver:
 
     def record(self, observe: Observer, window: int) -> Record:
         """Return where training stands, with so many steps under way at a time."""
-        ledger = self.transport.ledger
+        ledger, seen = self.transport.ledger, vars(observe())
         return Record(
             epoch=self.epoch,
             step=self.server.step_number,
             surrogate_loss=sum(self._losses) / len(self._losses) if self._losses else float("nan"),
-            **vars(observe()),
+            **seen | (self.examination.close() if self.examination else {}),
             bytes_up=ledger.total("up"),
             bytes_down=ledger.total("down"),
             ledger=ledger.table(),
@@ -92,6 +124,7 @@ class Driver:
             absent=self._absent,
             seconds=self.seconds,
             window=window,
+            kept=self.examination.stopping.kept if self.examination else NAN,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,6 +136,7 @@ class Driver:
             "absent": self._absent,
             "due": self._due,
             "draining": self._draining,
+            "examination": self.examination.state_dict() if self.examination else {},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -111,6 +145,8 @@ class Driver:
         self.seconds, self.paper_bits = float(state["seconds"]), int(state["paper_bits"])
         self._absent = {name: [list(span) for span in spans] for name, spans in state["absent"].items()}
         self._due, self._draining = bool(state["due"]), bool(state["draining"])
+        if self.examination:
+            self.examination.load_state_dict(state["examination"])
 
     def _holding(self) -> bool:
         """Whether the oldest request under way tells parties to hold: no step follows from its replies."""
@@ -129,6 +165,9 @@ class Driver:
         replies = self.transport.collect()
         for name in request.names.difference(replies):
             self.server.leave(name)
+        if self.examination and self.examination.waiting:
+            self.examination.take(replies)
+            return
         if not request.hold:
             if not hold and self.reports and (not replies or self.transport.returning()):
                 self._draining = True

@@ -85,23 +85,27 @@ def federate(
         loss=losses.lookup(training.loss),
         optimizer=training.optimizer,
         label_holder=setup.label_holder,
+        held_out={n: len(s.labels) for n, s in splits.items() if n != "train"} if training.by_messages else {},
         mapped=None if setup.mapped is None else Path(setup.mapped),
     )
-    rules.check(_choices(plan, setup))
+    rules.check(_choices(plan, setup, training))
     _check_parts(plan, splits, local, fusion)
-    server = make_server(plan, fusion, train.targets, derive(seed_of[""], "server"), setup.protect)
+    later = {name: splits[name] for name in plan.held_out}
+    held_out = {name: split.targets for name, split in later.items()}
+    server = make_server(plan, fusion, train.targets, derive(seed_of[""], "server"), setup.protect, held_out)
     parties: dict[str, Party] = {}
     columns: list[Tensor | Source] = [*(setup.sources or train.features)]
-    for name, module, x in zip(names, local, columns, strict=True):
+    for place, (name, module, x) in enumerate(zip(names, local, columns, strict=True)):
         party_seed = derive(seed_of[name], "party", name)
         model = plain_model(plan, name, module, x, party_seed)
         shared = SharedParts(train.targets, copy.deepcopy(fusion), None if setup.wire else server.channels)
-        parties[name] = make_party(plan, name, model, party_seed, None if plan.agreement.private else shared)
+        own = {split: rows.features[place] for split, rows in later.items()}
+        parties[name] = make_party(plan, name, model, party_seed, None if plan.agreement.private else shared, own)
     transport = LocalTransport(parties, here=[setup.label_holder] if setup.label_holder else [], wire=setup.wire)
-    return Federation(server, transport, splits, plan.agreement.window_here)
+    return Federation(server, transport, splits, plan.agreement.window_here, training.patience)
 
 
-def _choices(plan: Plan, setup: Setup) -> rules.Choices:
+def _choices(plan: Plan, setup: Setup, training: Training) -> rules.Choices:
     chosen = rules.Choices.of(plan.method, plan.agreement)
     return replace(
         chosen,
@@ -109,6 +113,8 @@ def _choices(plan: Plan, setup: Setup) -> rules.Choices:
         widths=tuple(plan.widths),
         protect=setup.protect.on,
         mapped=plan.mapped is not None,
+        decides=training.decides,
+        evaluation=training.evaluation,
     )
 
 

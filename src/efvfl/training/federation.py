@@ -35,16 +35,24 @@ class Federation:
     torch.Size([1, 2])
     """
 
-    def __init__(self, server: Server, transport: LocalTransport, splits: Mapping[str, Split], window: int = 1) -> None:
+    def __init__(
+        self,
+        server: Server,
+        transport: LocalTransport,
+        splits: Mapping[str, Split],
+        window: int = 1,
+        patience: int = 0,
+    ) -> None:
         """Train this server with the parties of a transport.
 
-        `splits` has 'train', and perhaps 'validation' and 'test'; `window` steps are under way at a time.
+        `splits` has 'train', and perhaps 'validation' and 'test'; `window` steps are under way at a time. `patience` is
+        as `Training` has it.
         """
         self.server = server
         self.transport = transport
         self.splits = splits
         self.window = window
-        self.driver = Driver(server, transport)
+        self.driver = Driver(server, transport, patience=patience)
 
     @property
     def parties(self) -> Mapping[str, Party]:
@@ -88,11 +96,13 @@ class Federation:
         """Train until `epochs` epochs are done, and yield a record after each that is observed (and the last).
 
         Nothing is trained before records are asked for: loop over them, or call `fit`. The full gradient and the
-        distortion cost about as much as an epoch: `gradient=False` leaves them out.
+        distortion cost about as much as an epoch: `gradient=False` leaves them out. With `patience` it may stop
+        earlier, and the best model is in place with the last record; more epochs later go on from the last model.
         """
         epochs, observe_every = whole_number("epochs", epochs, 0), whole_number("observe_every", observe_every, 1)
         schedule = Schedule(self.server.batches.per_epoch, epochs, observe_every, self.window)
-        return self.driver.run(schedule, lambda: self._observe(gradient))
+        held_out = self.server.evaluation is None  # else they are evaluated by messages
+        return self.driver.run(schedule, lambda: self._observe(gradient, held_out))
 
     def fit(self, epochs: int, observe_every: int = 1, gradient: bool = True) -> list[Record]:
         """Train until `epochs` epochs are done, and return the records of all that `train` yields."""
@@ -102,19 +112,20 @@ class Federation:
         """Measure where training stands."""
         return self.driver.record(lambda: self._observe(gradient), self.window)
 
-    def _observe(self, gradient: bool) -> Observation:
-        """Measure what can be measured where all rows and all models are in one place."""
+    def _observe(self, gradient: bool, held_out: bool = True) -> Observation:
+        """Measure what can be measured where all rows and all models are in one place; perhaps no `held_out` rows."""
         models, fusion, loss = self.models, self.fusion, self.server.loss
         train = self.splits["train"]
         slope = measure.gradient(models, fusion, train, loss) if gradient else None
         output = slope.output if slope else measure.predict(models, fusion, train.features)
-        held_out = {n: measure.evaluate(models, fusion, s, loss) for n, s in self.splits.items() if n != "train"}
+        splits = {name: split for name, split in self.splits.items() if held_out and name != "train"}
+        seen = {name: measure.evaluate(models, fusion, split, loss) for name, split in splits.items()}
         return Observation(
             train=measure.scores(output, train.targets, loss),
             gradient=measure.squared_norm(slope.gradient) if slope else float("nan"),
             distortion=self.distortion(slope.representations) if slope else float("nan"),
-            validation=held_out.get("validation", {}),
-            test=held_out.get("test", {}),
+            validation=seen.get("validation", {}),
+            test=seen.get("test", {}),
         )
 
     def distortion(self, representations: Sequence[Tensor] | None = None) -> float:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from efvfl.core import ranges
+from efvfl.core.agreement import check_word
 from efvfl.core.batches import BatchOrder, Source
-from efvfl.core.block import Optimizer
 from efvfl.core.fusion import Combine
 from efvfl.core.losses import Loss
+from efvfl.core.optimizer import Optimizer
 from efvfl.core.protection import Protection
 from efvfl.errors import ConfigError, describe
+
+# exact: at every record validation and test rows are evaluated exactly, beside the protocol. compressed: by messages,
+# validation rows through the compressor of training rows, and test rows, and both exactly, once at the end.
+Evaluation = Literal["exact", "compressed"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,8 @@ class Training:
         None  # of participants whose seed is not to follow from `seed`; '': server
     )
     weights: Any = None  # how much each training row counts in the loss, in any form of labels; None: all alike
+    patience: int = 0  # epochs without a better validation loss until it stops, and the best model is kept; 0: never
+    evaluation: Evaluation | None = None  # None: compressed where patience or a plateau needs it, else exact
 
     def __post_init__(self) -> None:
         """Refuse what is no optimiser, and numbers that are not whole."""
@@ -44,6 +51,18 @@ class Training:
                 "{'lr': 0.01})."
             )
         ranges.check_fields(self)
+        if self.evaluation is not None:
+            check_word("evaluation", self.evaluation, Evaluation)
+
+    @property
+    def decides(self) -> bool:
+        """Whether something is decided by the loss of validation rows."""
+        return self.patience > 0 or self.optimizer.on_plateau
+
+    @property
+    def by_messages(self) -> bool:
+        """Whether held-out rows are evaluated by messages."""
+        return self.decides if self.evaluation is None else self.evaluation == "compressed"
 
 
 @dataclass(frozen=True)

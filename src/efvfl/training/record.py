@@ -44,6 +44,9 @@ class Record:
     paper_bits: float = NAN  # the paper's formula for the reports of these steps: no indices, no headers, no downlink
     absent: dict[str, list[list[int]]] = field(default_factory=dict)  # steps, first to last, that went without a party
     seconds: float = NAN  # wall time of the steps, waiting for parties included; observation and checkpoints are not
+    kept: float = (
+        NAN  # the epoch whose model is kept so far, where the best is; held-out scores of the last record are its
+    )
     window: float = NAN  # steps under way at a time; with `pipeline = "auto"`, as it was tried or chosen by then
 
     def to_json(self) -> str:

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from efvfl.config.run_file import NetworkConfig, RunConfig
 from efvfl.core.batches import Batches
-from efvfl.core.block import Block, Optimizer
+from efvfl.core.block import Block
 from efvfl.core.channel import send_bytes, send_exactly
 from efvfl.core.local_model import PlainModel
+from efvfl.core.optimizer import Optimizer
 from efvfl.core.party import Party
 from efvfl.core.server import Server
 from efvfl.core.shared_labels import SharedLabelsParty

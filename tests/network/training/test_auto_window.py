@@ -50,7 +50,7 @@ def in_one_process(config: RunConfig, chosen: int) -> Outcome:
         step = made.server.step_number
         trial.chosen = chosen if trial.due(step) else trial.chosen
         per_epoch = made.server.batches.per_epoch
-        schedule = Schedule(per_epoch, config.epochs, config.observe_every, trial.window(step))
+        schedule = Schedule(per_epoch, config.epochs, config.observe_every or 1, trial.window(step))
         if made.driver.finished(schedule):
             break
         if record := made.driver.advance(schedule, lambda: made._observe(gradient=False)):

@@ -153,7 +153,7 @@ REPLIES: dict[str, tuple[Callable[[Message], bytes], str]] = {
     "nothing": (lambda m: b"", "expected 2 bytes for a message's first two bytes, got 0"),
     "bytes at the end": (lambda m: m.to_bytes() + b"!", "expected the end of the message, got 1 more bytes"),
     "another version": (lambda m: b"EF\x09" + m.to_bytes()[3:], "expected wire version 1, got 9"),
-    "an unknown kind": (lambda m: b"EF\x01\xfe" + m.to_bytes()[4:], "expected a message kind from 0 to ., got 127"),
+    "an unknown kind": (lambda m: b"EF\x01\xfe" + m.to_bytes()[4:], "expected a message kind from 0 to 10, got 127"),
     "a pickle": (lambda m: pickle.dumps({"step": m.step}), "expected a message to start with b'EF'"),
 }
 

@@ -113,6 +113,7 @@ CASES = {
     ),
     "tables": Case(
         """
+        patience = 3
         agreement = { labels = "private" }
         method = { name = "efvfl", compressor = { name = "topk", ratio = 0.2 }, down = { name = "qsgd", bits = 4 } }
         optimizer = { name = "SGD", lr = 0.1 }

@@ -32,6 +32,7 @@ from efvfl.network.training.server_process import ServerProcess
 from efvfl.network.workers import worker_group
 from efvfl.runs import metrics
 from efvfl.runs.run_folder import load_outputs
+from efvfl.training.stopping import ending
 from efvfl.util.extras import optional
 from efvfl.util.files import write_atomically
 
@@ -245,6 +246,8 @@ def _train(process: ServerProcess, status: StatusLine) -> None:
         parts += [f"{split} {name} {value:.4f}" for name, value in scores.items()]
         parts += [f"{sum(b - a + 1 for a, b in spans)} steps without {name}" for name, spans in record.absent.items()]
         status.say(f"epoch {record.epoch}: {', '.join(parts)}")
+    if process.records and (ended := ending(process.records[-1], process.config.epochs)):
+        status.say(ended)
     scores_of = {
         split: metrics.of_loss(process.config.loss, o.output, o.labels)
         for split, o in load_outputs(process.folder).items()

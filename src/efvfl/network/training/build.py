@@ -32,6 +32,7 @@ from efvfl.runs.build import (
     memory_folder,
     model_config,
     private_seed,
+    watching,
 )
 from efvfl.training.federate import check_batches, model_width
 from efvfl.util.rng import derive
@@ -41,7 +42,7 @@ def make_plan(config: RunConfig, data: ParticipantData, home: Path | None = None
     """Return what all participants know, as this one's file says it; `home` is the participant's folder."""
     widths = [model_config(config, name).width for name in data.names]
     rules.check(replace(config.choices, widths=tuple(widths)))
-    samples = len(data.ids["train"])
+    samples, later = len(data.ids["train"]), [split for split in ("validation", "test") if split in data.ids]
     return Plan(
         names=data.names,
         widths=widths,
@@ -54,6 +55,7 @@ def make_plan(config: RunConfig, data: ParticipantData, home: Path | None = None
         optimizer=make_optimizer(config.optimizer),
         label_holder=config.label_holder,
         stale=config.network.on_missing == "stale",
+        held_out={split: len(data.ids[split]) for split in later} if watching(config).by_messages else {},
         mapped=memory_folder(config, home),
     )
 
@@ -71,7 +73,8 @@ def build_server(config: RunConfig, plan: Plan, data: ParticipantData) -> Server
         widths = dict(zip(plan.names, plan.widths, strict=True))
         data.start.say([data.start.give_head(fusion.head, fusion.kind, widths), *data.start.came_and_went(plan.names)])
     check_batches(plan.batches, [fusion])
-    return make_server(plan, fusion, targets, derive(private_seed(config), "server"), config.protect)
+    held_out = {split: data.targets(split) for split in plan.held_out}
+    return make_server(plan, fusion, targets, derive(private_seed(config), "server"), config.protect, held_out)
 
 
 def _build_model(config: RunConfig, plan: Plan, data: ParticipantData, name: str) -> nn.Module:
@@ -99,7 +102,7 @@ def build_party(config: RunConfig, plan: Plan, data: ParticipantData, name: str)
     if worker_group.size() > 1:
         model = GroupModel(WorkerGroup(model.block, x, name, plan.agreement.window), dropout_key(seed))
     shared = SharedParts(data.targets("train"), _fusion(config, plan, data)) if plan.agreement.shared else None
-    return make_party(plan, name, model, seed, shared)
+    return make_party(plan, name, model, seed, shared, {split: data.columns[split] for split in plan.held_out})
 
 
 def build_worker(config: RunConfig, plan: Plan, data: ParticipantData, name: str) -> WorkerGroup:
@@ -115,5 +118,5 @@ def frame_limit(plan: Plan, fusion_size: int = 0) -> int:
     """
     synced = plan.stale and (plan.agreement.window > 1 or not plan.agreement.private)  # SYNC may have all rows
     whole = plan.agreement.reports == "all" or synced
-    rows = plan.batches.samples if whole else plan.batches.count(0)
+    rows = max(plan.batches.samples if whole else plan.batches.count(0), sum(plan.held_out.values()))
     return 2 * 8 * max(rows, CHUNK) * sum(plan.widths) + 8 * PER_NUMBER * fusion_size + (64 << 20)

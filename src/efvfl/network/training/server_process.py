@@ -30,7 +30,7 @@ from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.questions import QuestionHandler
 from efvfl.network.workers.group_model import workers_of
 from efvfl.network.workers.worker_group import WorkerGroup
-from efvfl.runs.build import has_tables
+from efvfl.runs.build import has_tables, patience, watching
 from efvfl.runs.run_folder import Outputs, save_outputs, save_records, save_settings
 from efvfl.training import measure
 from efvfl.training.driver import Driver
@@ -101,7 +101,10 @@ class ServerProcess:
             self.local,
         )
         self.prediction = JointPrediction(self.server.fusion, self.requests, self.widths)
-        self.driver = Driver(self.server, self.requests, lambda: self._save_if_due())
+        self.every = watching(config).every  # epochs between two records
+        self.driver = Driver(
+            self.server, self.requests, lambda: self._save_if_due(), patience(config, "validation" in data.ids)
+        )
         self.trial = WindowTrial() if self.plan.agreement.measures_window else None
         self.records: list[Record] = []
         self.saved = 0  # the last checkpoint covers all requests below this one; `requests.durable`: the one before it
@@ -128,9 +131,8 @@ class ServerProcess:
     @property
     def schedule(self) -> Schedule:
         """When parties hold, and how much is under way until then."""
-        config = self.config
         window = self.trial.window(self.server.step_number) if self.trial else self.plan.agreement.window
-        return Schedule(self.plan.batches.per_epoch, config.epochs, config.observe_every, window)
+        return Schedule(self.plan.batches.per_epoch, self.config.epochs, self.every, window)
 
     @property
     def steps(self) -> int:
@@ -261,6 +263,11 @@ class ServerProcess:
 
     def _observe(self) -> Observation:
         """Measure as much as one can without seeing the parties' rows."""
+        if self.driver.examination:
+            exact, data = self.driver.examination.outputs, self.data
+            if exact:
+                self._leave_for_report({s: Outputs(data.ids[s], data.labels[s], exact[s]) for s in exact})
+            return Observation()
         loss, scores = self.server.loss, {}
         outputs: dict[str, Outputs] = {}
         for split in ("validation", "test"):

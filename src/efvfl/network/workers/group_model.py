@@ -36,6 +36,10 @@ class GroupModel:
         """Return the representation of rows in evaluation mode."""
         return self.group.represent(x, alone)
 
+    def share(self, step: int) -> None:
+        """Give x_k, its optimiser and its schedule to all other workers."""
+        self.group.share(step)
+
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
         """Restore x_k here and at all other workers."""
         self.block.load_state_dict(state)

@@ -1,0 +1,186 @@
+"""Held-out rows by messages: validation rows as training rows are sent, and what follows from their loss.
+
+Between two steps the server asks for a report on the validation rows (EVALUATE). It travels through the compressor of
+the training rows, with a memory of its own at both ends. What the server decides by the loss it tells the parties
+(DECIDE). At the end of training, and then only, parties represent validation and test rows exactly (FINAL).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from efvfl.core.batches import ALL
+from efvfl.core.block import Block
+from efvfl.core.channel import Channel, Packets, refuse_huge, send_exactly, unpack
+from efvfl.core.decision import Decision
+from efvfl.core.fusion import Fusion
+from efvfl.core.kept_model import KeptModel
+from efvfl.core.local_model import CHUNK, evaluating
+from efvfl.core.plan import Plan
+from efvfl.core.targets import Targets
+from efvfl.errors import ProtocolError
+from efvfl.wire.message import Kind, Message
+
+if TYPE_CHECKING:
+    from efvfl.core.party import Party
+
+BETWEEN_STEPS = (Kind.EVALUATE, Kind.FINAL, Kind.DECIDE)  # parties hold, and hold on
+
+
+class PartyEvaluation:
+    """A party's half: its held-out columns, the memory of its validation rows, and the model that is kept."""
+
+    def __init__(self, block: Block, columns: Mapping[str, Tensor], channel: Channel) -> None:
+        """Report on these columns, by split, through this channel."""
+        self.columns = columns
+        self.channel = channel
+        self.kept = KeptModel(block)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory and the kept model."""
+        return {"channel": self.channel.state_dict(), "kept": self.kept.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        self.channel.load_state_dict(state["channel"])
+        self.kept.load_state_dict(state["kept"])
+
+
+def answer(party: Party, message: Message) -> Message:
+    """Do what the server asks for between two steps, or refuse it."""
+    evaluation, step = party.evaluation, party.step
+    if evaluation is None:
+        raise ProtocolError(
+            f"{party.name}: did not agree to evaluate by messages, got {message.kind.name}: is evaluation the same in "
+            "all files?"
+        )
+    if message.step != step or party.open or not message.hold:
+        raise ProtocolError(
+            f"{party.name}: expected {message.kind.name} with hold for step {step} and no open report, got one for "
+            f"step {message.step} with {len(party.open)} open."
+        )
+    if message.kind == Kind.DECIDE:
+        _carry_out(party, evaluation, message)
+        return Message(Kind.READY, step)
+    if message.packets or (message.kind == Kind.EVALUATE and "validation" not in evaluation.columns):
+        raise ProtocolError(
+            f"{party.name}: expected {message.kind.name} without blocks about rows held here, got blocks "
+            f"{sorted(message.packets)} about {sorted(evaluation.columns)}."
+        )
+    return Message(Kind.EVALUATION, step, {party.number: _represented(party, evaluation, message.kind)})
+
+
+def _represented(party: Party, evaluation: PartyEvaluation, kind: Kind) -> Packets:
+    """Return C(h - G) of the validation rows, or h of all held-out rows, a packet for each split."""
+    if kind == Kind.EVALUATE:
+        h = party.model.represent(evaluation.columns["validation"])
+        return evaluation.channel.send(ALL, h, party.step)[0]
+    found = [party.model.represent(evaluation.columns[split]) for split in party.plan.held_out]
+    return tuple(packet for h in found for packet in send_exactly(h, "a representation"))
+
+
+def _carry_out(party: Party, evaluation: PartyEvaluation, message: Message) -> None:
+    """Carry out a decision of the server, or refuse it and change nothing."""
+    if set(message.packets) != {party.number}:
+        raise ProtocolError(
+            f"{party.name}: expected a decision in block {party.number} alone, got {sorted(message.packets)}."
+        )
+    decision, rate = Decision.read(message.packets[party.number]), party.block.rate
+    if decision.use and not (evaluation.kept.exists or decision.keep):
+        raise ProtocolError(f"{party.name}: expected to be told to keep a model before it is used, got the reverse.")
+    if decision.rate and not (party.plan.optimizer.on_plateau and decision.rate <= rate):
+        agreed = f"at most {rate:g}" if party.plan.optimizer.on_plateau else "none, as no plateau was agreed on"
+        raise ProtocolError(f"{party.name}: expected a learning rate of {agreed}, got {decision.rate:g}.")
+    decision.carry_out(party.block, evaluation.kept)
+    if decision.rate:
+        party.label_mode.set_rate(decision.rate)
+    party.model.share(party.step)
+
+
+def go_on(party: Party) -> None:
+    """Go on learning where training was, if it had ended and the kept model was in use."""
+    if party.evaluation and party.evaluation.kept.go_on():
+        party.model.share(party.step)
+
+
+class ServerEvaluation:
+    """The server's half: targets of held-out rows, the other ends of memories, and the fusion model that is kept."""
+
+    def __init__(self, plan: Plan, block: Block, targets: Mapping[str, Targets], channels: dict[str, Channel]) -> None:
+        """Evaluate rows with these targets, by split; the channels receive the reports of the parties, by name."""
+        assert isinstance(block.module, Fusion)
+        self.plan = plan
+        self.block = block
+        self.fusion: Fusion = block.module
+        self.targets = targets
+        self.channels = channels
+        self.kept = KeptModel(block)
+
+    def ask(self, kind: Kind, step: int) -> dict[str, Message]:
+        """Return what every party is asked before this step: EVALUATE or FINAL."""
+        return {name: Message(kind, step, hold=True) for name in self.plan.names}
+
+    def decide(self, decision: Decision, step: int) -> dict[str, Message]:
+        """Carry out a decision here, and return what every party is told."""
+        decision.carry_out(self.block, self.kept)
+        packets = decision.packets()
+        return {name: Message(Kind.DECIDE, step, {self.plan.number(name): packets}, True) for name in self.plan.names}
+
+    def outputs(self, asked: Kind, replies: Mapping[str, Message]) -> dict[str, Tensor]:
+        """Absorb what the parties replied, and return the network's output on held-out rows by split."""
+        packets = {name: replies[name].packets[self.plan.number(name)] for name in self.plan.names}
+        if asked == Kind.EVALUATE:
+            return {"validation": self._predict([self._absorb(name, packets[name]) for name in packets])}
+        exact = [self._exact(name, packets[name]) for name in packets]
+        return {split: self._predict([parts[split] for parts in exact]) for split in self.plan.held_out}
+
+    def check(self, name: str, reply: Message, asked: Message) -> None:
+        """Refuse a reply that `outputs` could not use."""
+        number = self.plan.number(name)
+        if reply.kind != Kind.EVALUATION or reply.step != asked.step or set(reply.packets) != {number}:
+            raise ProtocolError(
+                f"{name}: expected EVALUATION for step {asked.step} with block {number}, got {reply.kind.name} for "
+                f"step {reply.step} with blocks {sorted(reply.packets)}."
+            )
+        if asked.kind == Kind.FINAL:
+            self._exact(name, reply.packets[number])
+            return
+        channel = self.channels[name]
+        decoded = channel.decode(ALL, reply.packets[number], self.plan.held_out["validation"])
+        refuse_huge(channel.surrogate_with(ALL, decoded), f"{name}'s validation rows")
+
+    def _absorb(self, name: str, packets: Packets) -> Tensor:
+        """G_k <- G_k + C_k of the validation rows; return G_k."""
+        channel = self.channels[name]
+        return channel.receive(ALL, packets, channel.decode(ALL, packets, self.plan.held_out["validation"]))
+
+    def _exact(self, name: str, packets: Packets) -> dict[str, Tensor]:
+        held_out, width = self.plan.held_out, self.plan.widths[self.plan.names.index(name)]
+        if len(packets) != len(held_out):
+            raise ProtocolError(f"{name}: expected a packet for each of {list(held_out)}, got {len(packets)}.")
+        found = {}
+        for (split, rows), packet in zip(held_out.items(), packets, strict=True):
+            found[split] = unpack(packet, (rows, width), self.plan.dtype, f"{name}'s {split} rows")
+            refuse_huge(found[split], f"{name}'s {split} rows")
+        return found
+
+    def _predict(self, parts: list[Tensor]) -> Tensor:
+        """Return the output of the fusion model in evaluation mode, a part of the rows at a time."""
+        starts = range(0, len(parts[0]), CHUNK)
+        with torch.no_grad(), evaluating([self.fusion]):
+            return torch.cat([self.fusion([part[start : start + CHUNK] for part in parts]) for start in starts])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memories and the kept model."""
+        channels = {name: channel.state_dict() for name, channel in self.channels.items()}
+        return {"channels": channels, "kept": self.kept.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        for name, channel in self.channels.items():
+            channel.load_state_dict(state["channels"][name])
+        self.kept.load_state_dict(state["kept"])
