@@ -67,6 +67,7 @@ BOTH: dict[str, Settings] = {  # settings that make sense in both label modes
     "full-batch-exact": {"batch_size": 0, "epochs": 3, "method": {"compressor": TOPK, "start": "exact"}},
     "independent": {"batch_order": "independent"},
     "observe-every-2": {"observe_every": 2, "epochs": 3},
+    "patience": {"patience": 1, "epochs": 4, "optimizer": {"name": "SGD", "lr": 20.0}},
     "no-held-rows": {"data": {"validation": 0.0, "test": 0.0}},
     "momentum": {
         "optimizer": {
@@ -201,6 +202,7 @@ def test_so_does_one_over_mutual_tls(case: str, tmp_path: Path) -> None:
         "relay-replicate-batch-2",
         "aggregate-compress-batch-1",
         "relay-observe-every-2",
+        "relay-patience",
     ],
 )
 def test_so_does_one_over_a_bad_network(case: str, seed: int, tmp_path: Path) -> None:
