@@ -13,7 +13,7 @@ from efvfl.network import handshake
 from efvfl.util import checkpoint
 
 CHECKPOINT = "checkpoint.safetensors"  # in a participant's folder
-VERSION = 3  # of a checkpoint's layout
+VERSION = 4  # of a checkpoint's layout
 
 
 class CheckpointPolicy:
