@@ -6,6 +6,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from efvfl.config import table_defaults
 from efvfl.config.column_types import ColumnType
 from efvfl.config.compressors import compressor_from as compressor_from
 from efvfl.config.parsing import parse
@@ -187,6 +188,7 @@ class OwnData:
     types: dict[str, ColumnType] = field(default_factory=dict)
     categories: Literal["onehot", "embed"] = "onehot"  # table: how the model sees categories
     missing: tuple[str, ...] | None = None  # table: texts that mean a missing value; None: those of docs/tables.md
+    bins: int = 8  # table: a number is cut into so many for the model, at most; 0: none
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,7 @@ class NetworkConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One training run."""
+    """One training run. Read from a file about tables, what it leaves out is as in `table_defaults`."""
 
     seed: int = 0
     epochs: int = 20
@@ -292,6 +294,11 @@ class RunConfig:
             mapped=self.memory == "mapped",
             on_missing=self.network.on_missing,
         )
+
+    @staticmethod
+    def completed(table: dict[str, Any]) -> dict[str, Any]:
+        """Return settings with the defaults of tables, if the run is on tables."""
+        return table_defaults.completed(table)
 
     def of(self, name: str) -> PartyConfig:
         """Return what is special about a party; nothing, if the file does not mention it."""

@@ -12,12 +12,14 @@ from efvfl.data.tables.columns import Category
 from efvfl.data.tables.encode import Encoder, Layout
 from efvfl.errors import ConfigError
 from efvfl.models.mlp import mlp
+from efvfl.models.piecewise import PiecewiseLinear
 from efvfl.util.extras import optional
 
 with optional("tables", "a model of tables"):
     import polars
 
 LEAST_HIDDEN, MOST_HIDDEN = 16, 128
+BIN_WIDTH = 8  # numbers that stand for the bins of a column
 
 
 def embedding_width(levels: int) -> int:
@@ -26,11 +28,13 @@ def embedding_width(levels: int) -> int:
 
 
 class TableModel(nn.Module):
-    """Linear layers over the numbers and the embeddings of the codes."""
+    """Linear layers over the numbers, what was learnt of their bins, and the embeddings of the codes."""
 
     def __init__(self, layout: Layout, width: int, hidden: Sequence[int], activation: str, last: str) -> None:
         super().__init__()
         self.layout = layout
+        self.binned = _binned(layout)
+        self.bins = PiecewiseLinear([layout.edges[i] for i in self.binned], BIN_WIDTH) if self.binned else None
         self.tables = nn.ModuleList(nn.Embedding(levels, embedding_width(levels)) for levels in layout.codes)
         for table in self.tables:
             _zero_unseen(table)
@@ -38,8 +42,11 @@ class TableModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return representations, shape (rows, width), of encoded rows, shape (rows, layout.width)."""
-        embedded = [table(codes) for table, codes in zip(self.tables, _codes(x, self.layout), strict=True)]
-        out: Tensor = self.layers(torch.cat([x[:, : self.layout.numbers], *embedded], dim=1))
+        parts = [x[:, : self.layout.numbers]]
+        if self.bins is not None:
+            parts.append(self.bins(x[:, self.binned]).relu())
+        parts += [table(codes) for table, codes in zip(self.tables, _codes(x, self.layout), strict=True)]
+        out: Tensor = self.layers(torch.cat(parts, dim=1))
         return out
 
 
@@ -96,7 +103,12 @@ def coefficients(model: nn.Module, encoder: Encoder) -> polars.DataFrame:
 
 def inputs_of(layout: Layout) -> int:
     """Return the number of inputs of the first layer."""
-    return layout.numbers + sum(embedding_width(levels) for levels in layout.codes)
+    return layout.numbers + len(_binned(layout)) * BIN_WIDTH + sum(embedding_width(levels) for levels in layout.codes)
+
+
+def _binned(layout: Layout) -> list[int]:
+    """Return the places of the numbers that have bins."""
+    return [place for place, edges in enumerate(layout.edges) if edges]
 
 
 def _codes(x: Tensor, layout: Layout) -> list[Tensor]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from efvfl.config.run_file import SGD_RATE, DataConfig, FusionConfig, ModelConfig, RunConfig
+from efvfl.config.table_defaults import TABLES, are_tables
 from efvfl.core import losses
 from efvfl.core.block import Optimizer
 from efvfl.core.losses import Loss
@@ -57,11 +58,10 @@ def load_data(config: RunConfig, folder: Path) -> Dataset:
 
 def has_tables(config: RunConfig) -> bool:
     """Whether rows come from tables, not arrays."""
-    files = [party.data.path for party in config.party if party.data]
-    found = config.data.name == "table" or any(path and not path.endswith(".npz") for path in files)
+    found = are_tables(config.data.name, (party.data.path for party in config.party if party.data))
     if found and not config.party:
         raise ConfigError("the data are tables, but there is no party: add a [[party]] with its name, path and id.")
-    if found and config.data.name not in ("table", DataConfig().name):
+    if found and config.data.name not in (TABLES, DataConfig().name):
         raise ConfigError(f"data.name: expected 'table', because parties have tables, got {config.data.name!r}.")
     return found
 
