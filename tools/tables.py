@@ -45,14 +45,19 @@ def mean(found: Found, problem: str, what: str, score: str) -> float:
 
 
 def score_table(found: Found, score: str, title: str) -> list[str]:
-    """Return a row for each model and a column for each table: mean and standard deviation."""
+    """Return a row for each model and a column for each table: mean and standard deviation over seeds."""
     problems = list(found)
     lines = [f"| {title} | {' | '.join(problems)} | mean |", f"| --- |{' ---: |' * (len(problems) + 1)}"]
     for what in found[problems[0]]:
         parts = [values(found, problem, what, score) for problem in problems]
-        cells = [f"{np.mean(part):.4f} ± {np.std(part, ddof=1):.4f}" for part in parts]
-        lines.append(f"| {what} | {' | '.join(cells)} | {np.mean([np.mean(part) for part in parts]):.4f} |")
-    return lines
+        means = [float(np.mean(part)) for part in parts]
+        lines.append(f"| {what} | {' | '.join(map(_cell, parts))} | {np.mean(means):.4f} |")
+    counts = [len(found[problem][OURS]) for problem in problems]
+    return [*lines, f"| *splits* | {' | '.join(map(str, counts))} | |"]
+
+
+def _cell(part: list[float]) -> str:
+    return f"{np.mean(part):.4f} ± {np.std(part, ddof=1):.4f}" if len(part) > 1 else f"{part[0]:.4f}"
 
 
 def byte_table(found: Found) -> list[str]:
@@ -101,6 +106,8 @@ def choice_table(found: Found) -> list[str]:
     lines = ["| | mean AUC | mean log loss | MB up | MB down |", "| --- |" + " ---: |" * 4]
     topic = ""
     for c in choose.CANDIDATES:
+        if any(c.name not in found[p] for p in problems):
+            continue
         if c.topic != topic:
             topic = c.topic
             lines.append(f"| *{topic}* | | | | |")
@@ -115,7 +122,6 @@ def choice_table(found: Found) -> list[str]:
 
 def part(test: Found, choice: Found) -> str:
     """Return the generated part of the page."""
-    seeds = " and ".join(map(str, choose.SEEDS))
     lines: Sequence[str] = [
         START,
         *score_table(test, "auc", "area under the ROC curve"),
@@ -126,7 +132,7 @@ def part(test: Found, choice: Found) -> str:
         "",
         verdict(test),
         "",
-        f"What else was tried, on validation rows of seeds {seeds}, each in one respect:",
+        f"What else was tried, each in one respect: means over {', '.join(choice)}, on validation rows.",
         "",
         *choice_table(choice),
         END,

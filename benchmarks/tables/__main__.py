@@ -43,9 +43,11 @@ def jobs(topic: str) -> list[Job]:
     """Return all trainings of a topic."""
     if topic == "curve":
         return [(curve.PROBLEM, name, seed) for name in curve.METHODS for seed in curve.SEEDS]
-    names = list(RIVALS) if topic == "test" else [c.name for c in choose.CANDIDATES]
-    seeds = SEEDS if topic == "test" else choose.SEEDS
-    return [(problem, name, seed) for problem in PROBLEMS for name in names for seed in seeds]
+    if topic == "choose":
+        return [
+            (problem, c.name, seed) for problem in choose.PROBLEMS for c in choose.CANDIDATES for seed in choose.SEEDS
+        ]
+    return [(problem, name, seed) for problem in PROBLEMS for name in RIVALS for seed in SEEDS]
 
 
 def train(topic: str, job: Job) -> dict[str, Any]:

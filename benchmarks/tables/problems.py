@@ -122,7 +122,7 @@ def flights() -> Problem:
         "weather": weather.columns[5:-1],
     }
     frame = joined.select(name for names in columns.values() for name in names)
-    return Problem("flights", frame, columns, joined.get_column("late").to_numpy(), "airline")
+    return Problem("flights", frame, columns, joined.get_column("late").to_numpy(writable=True), "airline")
 
 
 def _nycflights(path: Path) -> polars.DataFrame:

@@ -283,8 +283,8 @@ def test_fitting_leaves_torchs_generator_alone() -> None:
 
 @pytest.mark.parametrize("save", ["pickle", "joblib"])
 def test_a_fitted_estimator_is_saved_without_anyones_rows(save: str, tmp_path: Path) -> None:
-    x = np.concatenate([BREAST.data, np.full((1, 30), 12345.678)])
-    y = np.append(BREAST.target, 1)
+    x = np.concatenate([*[BREAST.data] * 4, np.full((1, 30), 12345.678)])
+    y = np.append(np.tile(BREAST.target, 4), 1)
     model = VerticalClassifier(class_weight="balanced", **QUICK).fit(x, y)
     path = tmp_path / "model"
     if save == "pickle":

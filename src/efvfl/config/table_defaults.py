@@ -17,7 +17,7 @@ MODEL: Final[Table] = {"hidden": [64], "last": "identity"}  # of the network tha
 FUSION: Final[Table] = {"combine": "concat", "hidden": [64]}
 COMPRESSOR: Final[Table] = {"name": "uniform", "levels": 7, "scale": "row"}
 DOWN: Final[Table] = {"name": "uniform", "levels": 31, "scale": "row"}
-OPTIMIZER: Final[Table] = {"name": "AdamW", "lr": 0.002, "weight_decay": 0.01}
+OPTIMIZER: Final[Table] = {"name": "AdamW", "lr": 0.002, "weight_decay": 0.1}
 
 
 def are_tables(name: str, paths: Iterable[str]) -> bool:
