@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from efvfl.data import Dataset
 from efvfl.data.tables.bins import MOST_BINS
 from efvfl.data.tables.encode import Encoder, TableSettings
 from efvfl.data.tables.splits import stratified
+from efvfl.errors import CompressionError
 from efvfl.runs.build import head_model, local_model, make_federation
 from efvfl.runs.estimator_base import FEWEST_VALIDATION, PATIENCE, VALIDATION
 from efvfl.training import measure
@@ -92,7 +94,7 @@ def federated(
     federation = make_federation(run, data)
     records: list[Record] = []
     best, kept = float("inf"), (0, [])
-    for record in federation.train(run.epochs, 1, gradient=False):
+    for record in _until_it_diverges(federation.train(run.epochs, 1, gradient=False)):
         records.append(record)
         loss = record.validation.get("loss", -record.epoch)  # without validation rows the last is the best
         if loss < best:
@@ -136,6 +138,12 @@ def one_place(problem: Problem, rows: tuple[Rows, Rows], seed: int, parties: Seq
     _restore(network, kept[1])
     features = [x[held] for x in data.test.features] if data.test else []
     return Result.of(problem, held, probabilities(measure.predict(models, fusion, features)), epochs=epoch)
+
+
+def _until_it_diverges(records: Iterator[Record]) -> Iterator[Record]:
+    """Yield records up to a step with numbers that are not finite: the best model of before counts."""
+    with suppress(CompressionError):
+        yield from records
 
 
 def _batches(rows: int, size: int, seed: int) -> Iterator[Tensor]:

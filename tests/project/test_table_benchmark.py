@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import polars
 import pytest
-from benchmarks.tables import __main__ as command
 from benchmarks.tables import choose, curve
+from benchmarks.tables import jobs as command
 from benchmarks.tables.problems import PROBLEMS, Problem, breast
 from benchmarks.tables.rivals import RIVALS
 from benchmarks.tables.training import federated, run_config
