@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from sklearn.model_selection import train_test_split
 
-from benchmarks.tables import credit
+from benchmarks.tables.problems import credit
 from efvfl.config import run_file
 from efvfl.config.run_file import RunConfig
 from efvfl.data.base import cut_rows
@@ -82,7 +82,7 @@ def _credit_file(seed: int) -> Path:
     path = SCRATCH / f"credit-{seed}.npz"
     if path.exists():
         return path
-    problem = credit(Path(os.environ["EFVFL_DATA"]))
+    problem = credit(most=None)
     rows = np.arange(len(problem.classes))
     train, rest = train_test_split(rows, test_size=2 * HELD_OUT, random_state=seed, stratify=problem.classes)
     halves = train_test_split(rest, test_size=0.5, random_state=seed, stratify=problem.classes[rest])

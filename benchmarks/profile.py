@@ -30,6 +30,7 @@ from efvfl.core.batches import Batches
 from efvfl.core.block import Block
 from efvfl.core.fusion import Fusion
 from efvfl.core.memory import ErrorFeedback
+from efvfl.core.targets import Targets
 from efvfl.experiments.tables import as_markdown
 from efvfl.util.files import write_atomically
 from efvfl.wire.ledger import Ledger
@@ -79,8 +80,7 @@ class Counters:
 COUNTED: tuple[tuple[str, Any, str], ...] = (
     ("taking rows", Batches, "rows"),
     ("taking rows", local_model, "columns_of"),
-    ("taking rows", servers, "take"),
-    ("taking rows", shared_labels, "take"),
+    ("taking rows", Targets, "take"),
     ("taking rows", step, "chosen_rows"),
     ("local forward", local_model.PlainModel, "forward"),
     ("local forward", step, "represent"),

@@ -48,7 +48,9 @@ def test_rows_of_weight_decide() -> None:
     y = np.where(np.arange(90) % 2, Y == "yes", Y == "no").astype(int)
     for side in (0, 1):
         weights = np.where(np.arange(90) % 2 == side, 1.0, 0.01)
-        model = VerticalClassifier(model="linear", epochs=40, batch_size=0).fit(X, y, sample_weight=weights)
+        model = VerticalClassifier(model="linear", epochs=40, batch_size=0, optimizer={"name": "Adam", "lr": 0.01}).fit(
+            X, y, sample_weight=weights
+        )
         assert model.score(X, y, sample_weight=weights) > 0.85
         assert model.score(X, y) < 0.7
 

@@ -16,8 +16,10 @@ import polars
 import pyarrow
 import pytest
 import torch
-from benchmarks import tables
-from benchmarks.tables import Model, Problem
+from benchmarks.tables import rivals
+from benchmarks.tables.problems import Problem, breast, credit, digits, mfeat
+from benchmarks.tables.rivals import Model, estimator
+from benchmarks.tables.training import one_place
 from paths import ROOT
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_digits
@@ -32,11 +34,10 @@ from efvfl import VerticalClassifier, VerticalRegressor
 from efvfl.config.run_file import RunConfig, read
 from efvfl.core.losses import LOSSES, weighted
 from efvfl.data import Dataset
-from efvfl.data.tables.encode import Layout
+from efvfl.data.tables.encode import Encoder, Layout, TableSettings
 from efvfl.errors import ConfigError, DataError, DataWarning, InputError
 from efvfl.models.tables import coefficients
 from efvfl.runs.build import make_federation
-from efvfl.runs.estimator_base import default_batch_size, default_epochs
 from efvfl.training.measure import Split
 
 pytestmark = pytest.mark.system
@@ -80,45 +81,34 @@ def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
-def mean_scores(problem: Problem, *models: Model, seeds: int) -> list[float]:
-    return [float(np.mean([model(problem, seed).score for seed in tables.SEEDS[:seeds]])) for model in models]
+def scores(make: Callable[[], Problem], *models: Model) -> list[float]:
+    problem = make()
+    return [model(problem, problem.split(5), 5).auc for model in models]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [tables.breast_cancer, tables.digits])
+@pytest.mark.parametrize("make", [breast, digits])
 def test_two_parties_are_within_a_point_of_one_place(make: Callable[[], Problem]) -> None:
-    central, vertical = mean_scores(make(), tables.central, tables.federated("efvfl"), seeds=1)
-    assert central > 0.95
+    central, vertical = scores(make, one_place, estimator("efvfl"))
+    assert central > 0.98
     assert vertical > central - 0.01
 
 
 @NEEDS_DATA
 @pytest.mark.slow
 def test_credit_default_is_predicted_as_well_as_in_one_place_and_better_than_alone() -> None:
-    models = (tables.central, tables.federated("efvfl"), tables.alone)
-    central, vertical, alone = mean_scores(tables.credit(Path(DATA)), *models, seeds=1)
+    central, vertical, alone = scores(credit, one_place, estimator("efvfl"), rivals.alone)
     assert abs(vertical - central) < 0.005
     assert min(vertical, central) > alone + 0.04
-    assert central > 0.77
+    assert central > 0.76
 
 
 @NEEDS_DATA
 @pytest.mark.slow
 def test_six_parties_are_within_a_point_of_one_place() -> None:
-    central, vertical = mean_scores(tables.mfeat(Path(DATA)), tables.central, tables.federated("efvfl"), seeds=1)
-    assert central > 0.97
+    central, vertical = scores(mfeat, one_place, estimator("efvfl"))
+    assert central > 0.99
     assert vertical > central - 0.01
-
-
-@pytest.mark.slow
-def test_the_benchmark_prints_a_row_for_every_model() -> None:
-    frame = mixed(80)
-    classes = (frame["y"] == "yes").to_numpy().astype(np.int64)
-    numbers = frame.select("debt", married=polars.col("married").cast(polars.Float64))
-    problem = Problem("toy", numbers, {"a": ["debt"], "b": ["married"]}, classes, "a")
-    lines = tables.table(problem, seeds=(0, 1)).splitlines()
-    assert len(lines) == 2 + len(tables.MODELS)
-    assert all(line.count("|") == 5 for line in lines)
 
 
 def test_the_scores_of_two_classes_are_those_of_the_second() -> None:
@@ -154,24 +144,22 @@ def test_numbers_are_predicted_in_their_own_units(model: str) -> None:
 
 
 def test_it_is_the_federation_that_a_run_file_makes() -> None:
-    """Same initial parameters, batches, losses and bytes; the columns are scaled alike and the model is an mlp."""
-    x, y = BREAST.data[:200], BREAST.target[:200]
-    scaled = ((x - x.mean(axis=0)) / x.std(axis=0)).astype(np.float32)
-    halves = [torch.from_numpy(scaled[:, :15]), torch.from_numpy(scaled[:, 15:])]
-    table = {
-        "seed": 4,
-        "batch_size": 64,
-        "loss": "binary_cross_entropy",
-        "model": {"hidden": [16], "width": 16},
-        "optimizer": {"name": "Adam", "lr": 0.01},
-    }
-    none = Split([half[:0] for half in halves], torch.zeros(0, dtype=torch.int64))
-    data = Dataset(["party1", "party2"], Split(halves, torch.from_numpy(y)), none, none, 2)
+    """With nothing but the data and the label holder: the same model and bytes, bit for bit."""
+    frame = polars.DataFrame(BREAST.data[:200], schema=[f"x{i}" for i in range(30)])
+    y = BREAST.target[:200]
+    parties = {"party1": frame[:, :15], "party2": frame[:, 15:]}
+    encoders = {name: Encoder.fit(table, TableSettings()) for name, table in parties.items()}
+    columns = [torch.from_numpy(encoders[name].transform(table)) for name, table in parties.items()]
+    none = Split([x[:0] for x in columns], torch.zeros(0, dtype=torch.int64))
+    data = Dataset(list(parties), Split(columns, torch.from_numpy(y)), none, none, 2, encoders=encoders)
+    table = {"data": {"name": "table"}, "label_holder": "party1", "loss": "binary_cross_entropy", "epochs": 3}
     run = make_federation(read(RunConfig, table, "test"), data)
-    theirs = list(run.train(3))
-    ours = VerticalClassifier(random_state=4, **QUICK).fit(x, y).records_
-    assert [r.train["loss"] for r in ours] == pytest.approx([r.train["loss"] for r in theirs], rel=1e-4)
-    assert [(r.bytes_up, r.bytes_down) for r in ours] == [(r.bytes_up, r.bytes_down) for r in theirs]
+    theirs = list(run.train(3, gradient=False))
+    model = VerticalClassifier(label_holder="party1", epochs=3, early_stopping=False).fit(frame, y)
+    assert [r.train for r in model.records_] == [r.train for r in theirs]
+    assert [(r.bytes_up, r.bytes_down) for r in model.records_] == [(r.bytes_up, r.bytes_down) for r in theirs]
+    for ours, other in zip(model.federation_.models, run.models, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), other.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("labels", ["private", "shared"])
@@ -300,8 +288,8 @@ def test_fitting_leaves_torchs_generator_alone() -> None:
 
 @pytest.mark.parametrize("save", ["pickle", "joblib"])
 def test_a_fitted_estimator_is_saved_without_anyones_rows(save: str, tmp_path: Path) -> None:
-    x = np.concatenate([BREAST.data, np.full((1, 30), 12345.678)])
-    y = np.append(BREAST.target, 1)
+    x = np.concatenate([*[BREAST.data] * 4, np.full((1, 30), 12345.678)])
+    y = np.append(np.tile(BREAST.target, 4), 1)
     model = VerticalClassifier(class_weight="balanced", **QUICK).fit(x, y)
     path = tmp_path / "model"
     if save == "pickle":
@@ -415,10 +403,16 @@ def test_progress_is_told_when_asked(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.startswith("epoch 1 of 3: loss ")
 
 
-def test_training_is_as_long_as_the_rows_need() -> None:
-    assert [default_batch_size(n) for n in (10, 160, 1600, 30_000)] == [32, 32, 100, 512]
-    assert [default_epochs(n, default_batch_size(n)) for n in (10, 160, 1600, 30_000)] == [100, 60, 40, 40]
-    assert default_epochs(100, 0) == 100
+def test_stopping_is_left_to_validation_rows_where_there_are_enough() -> None:
+    x = np.random.default_rng(0).normal(size=(300, 2))
+    y = (x[:, 0] > 0).astype(int)
+    few, many = (VerticalClassifier(epochs=1).fit(x[:n], y[:n]).federation_.splits for n in (299, 300))
+    assert "validation" not in few or not len(few["validation"].labels)
+    assert len(many["validation"].labels) == 30
+    told = VerticalClassifier(epochs=1, early_stopping=False).fit(x, y).federation_.splits
+    assert len(told["train"].labels) == 300
+    with pytest.raises(ConfigError, match="early_stopping: expected True, False or 'auto', got 'yes'"):
+        VerticalClassifier(early_stopping="yes").fit(x, y)
 
 
 @pytest.mark.parametrize(
@@ -438,7 +432,7 @@ def test_training_is_as_long_as_the_rows_need() -> None:
         ({"batch_size": -1}, "batch_size: expected at least 0, got -1"),
         ({"compressor": {"name": "topkk"}}, "topkk"),
         ({"optimizer": {"name": "Adm"}}, "no optimiser 'Adm'"),
-        ({"early_stopping": True}, "validation_fraction"),
+        ({"early_stopping": True, "validation_fraction": 0.0}, "validation_fraction"),
         ({"validation_fraction": 0.001}, "is less than one row"),
         ({"validation_fraction": 1.5}, "1.5"),
     ],

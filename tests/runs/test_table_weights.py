@@ -54,6 +54,7 @@ def settings(labels: str = "private", weight: str = "counts", **changes: Any) ->
         "observe_gradient": False,
         "data": {"align": "none", "validation": 0.1, "test": 0.1},
         "model": {"width": 4},
+        "method": {"compressor": {"name": "topk", "ratio": 0.1}, "down": {}},  # of a size that no value changes
         "agreement": {"labels": labels},
         "party": [{"name": "bank", "data": bank}, {"name": "shop", "data": shop}],
     }

@@ -25,6 +25,7 @@ def settings(*more: dict[str, Any], **changes: Any) -> RunConfig:
         "loss": "binary_cross_entropy",
         "label_holder": "bank",
         "model": {"width": 4, "hidden": [6]},
+        "fusion": {"combine": "mean", "hidden": []},
         "method": {"name": "efvfl", "compressor": {"name": "topk", "ratio": 0.2}},
         "optimizer": {"name": "Adam", "lr": 0.01},
         "observe_gradient": False,
@@ -111,12 +112,12 @@ def test_another_column_and_one_more_party_start_fresh(old: Path) -> None:
     assert equal(module(began), module(ended))  # of a mean, whoever takes part
     now, then = (module(state, "telco")["layers.1.weight"] for state in (began, ended))
     assert torch.equal(now[:, 0], then[:, 0])  # known columns come first
-    assert now.shape == (6, 2)
+    assert now.shape == (6, 2 + 2 * 8)  # the numbers, and eight for the bins of each
 
 
 def test_a_concatenation_keeps_the_columns_of_old_parties(tmp_path: Path) -> None:
     write(tmp_path, 120)
-    fusion = {"combine": "concat"}
+    fusion = {"combine": "concat", "hidden": []}
     train(settings(fusion=fusion), tmp_path / "old", base=tmp_path)
     said: list[str] = []
     began, ended = start_of(tmp_path, settings(SHOP, fusion=fusion), said), state_of(tmp_path / "old")

@@ -32,10 +32,13 @@ def parse(text: str, where: str) -> dict[str, Any]:
 def read(cls: type[Parsed], table: dict[str, Any], where: str) -> Parsed:
     """Return a dataclass made from a table; `where` names the table in errors.
 
+    A class with a function `completed` has it add defaults that depend on what the table says.
+
     >>> read(Ramp, {"start": 0, "stop": 1, "steps": "5"}, "ramp")
     Traceback (most recent call last):
     efvfl.errors.ConfigError: ramp: steps: expected a whole number, got '5'.
     """
+    table = getattr(cls, "completed", dict)(table)
     hints = get_type_hints(cls)
     known = {f.name: f for f in fields(cls) if f.init}  # type: ignore[arg-type]
     for key in table:

@@ -6,8 +6,11 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from efvfl.config import table_defaults
 from efvfl.config.column_types import ColumnType
 from efvfl.config.compressors import compressor_from as compressor_from
+from efvfl.config.network import NetworkConfig as NetworkConfig
+from efvfl.config.network import check_address as check_address
 from efvfl.config.parsing import parse
 from efvfl.config.parsing import read as read
 from efvfl.core import ranges, rules
@@ -190,6 +193,7 @@ class OwnData:
     types: dict[str, ColumnType] = field(default_factory=dict)
     categories: Literal["onehot", "embed"] = "onehot"  # table: how the model sees categories
     missing: tuple[str, ...] | None = None  # table: texts that mean a missing value; None: those of docs/tables.md
+    bins: int = 8  # table: a number is cut into so many for the model, at most; 0: none
 
 
 @dataclass(frozen=True)
@@ -223,26 +227,8 @@ class PartyConfig:
 
 
 @dataclass(frozen=True)
-class NetworkConfig:
-    """How the participants meet: `efvfl serve` and `efvfl join`."""
-
-    address: str = "127.0.0.1:7143"  # where parties dial, and the server listens
-    on_missing: Literal["wait", "stop", "stale"] = "wait"  # stale: go on with its last surrogate until it is back
-    absent_seconds: float = 3600.0  # 'stop': how long to wait for a missing party; a party: for the server
-    stale_seconds: float = 5.0  # 'stale': how long to wait before going on without a party
-    silent_seconds: float = 300.0  # 'stop', 'stale': a connected party that does not answer for so long is missing
-    save_steps: int = 1000  # a participant saves itself after so many steps, or
-    save_seconds: float = 60.0  # seconds
-
-    def __post_init__(self) -> None:
-        """Refuse an address that nobody can dial, and numbers out of range."""
-        ranges.check_fields(self, "network")
-        check_address(self.address)
-
-
-@dataclass(frozen=True)
 class RunConfig:
-    """One training run."""
+    """One training run. Read from a file about tables, what it leaves out is as in `table_defaults`."""
 
     seed: int = 0
     epochs: int = 20
@@ -252,7 +238,7 @@ class RunConfig:
     class_weights: str | tuple[float, ...] = ()  # "balanced", or one for each class; empty: all rows count alike
     memory: Literal["ram", "mapped"] = "ram"  # where surrogates are; mapped: in scratch files, for very many rows
     threads: int = 1  # of torch; small models are fastest with one, 0: as torch decides
-    observe_every: int | None = None  # epochs between two records; left out: 1, with tables a tenth of all
+    observe_every: int | None = None  # epochs between two records; left out: 1, with tables a twentieth of all
     patience: int | None = None  # epochs without a better validation loss: it stops, and keeps the best; 0: it does not
     evaluation: Evaluation | None = None  # of held-out rows; left out: exact, with tables or patience compressed
     observe_gradient: bool = True  # also the full gradient and the distortion, which cost about an epoch
@@ -311,6 +297,11 @@ class RunConfig:
         scheduler = self.optimizer.get("scheduler")
         return bool(self.patience) or (isinstance(scheduler, dict) and scheduler.get("name") == "ReduceLROnPlateau")
 
+    @staticmethod
+    def completed(table: dict[str, Any]) -> dict[str, Any]:
+        """Return settings with the defaults of tables, if the run is on tables."""
+        return table_defaults.completed(table)
+
     def of(self, name: str) -> PartyConfig:
         """Return what is special about a party; nothing, if the file does not mention it."""
         return next((party for party in self.party if party.name == name), PartyConfig(name))
@@ -324,15 +315,6 @@ def _check_names(names: list[str]) -> None:
             raise ConfigError(f"the file has {names.count(name)} [[party]] of the name {name!r}: each needs its own.")
         if name == "server":
             raise ConfigError("a [[party]] has the name 'server', which is the label holder's certificate: rename it.")
-
-
-def check_address(address: str) -> str:
-    """Return an address that has a host and a port."""
-    host, _, port = address.rpartition(":")
-    valid = port.isdecimal() and len(port) <= 5 and int(port) <= 65535
-    if not host or not valid or not address.isprintable() or len(address) > 300:
-        raise ConfigError(f"address: expected host:port, such as 'vfl.example.org:7143', got {address!r:.80}.")
-    return address
 
 
 def on_device(config: RunConfig, device: Literal["cpu", "cuda", "mps"]) -> RunConfig:

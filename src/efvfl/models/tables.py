@@ -12,6 +12,7 @@ from efvfl.data.tables.columns import Category
 from efvfl.data.tables.encode import Encoder, Layout
 from efvfl.errors import ConfigError
 from efvfl.models.mlp import mlp
+from efvfl.models.piecewise import PiecewiseLinear
 from efvfl.models.warm_start import LabelledTensor, State
 from efvfl.util.extras import optional
 
@@ -19,6 +20,7 @@ with optional("tables", "a model of tables"):
     import polars
 
 LEAST_HIDDEN, MOST_HIDDEN = 16, 128
+BIN_WIDTH = 8  # numbers that stand for the bins of a column
 
 
 def embedding_width(levels: int) -> int:
@@ -27,11 +29,13 @@ def embedding_width(levels: int) -> int:
 
 
 class TableModel(nn.Module):
-    """Linear layers over the numbers and the embeddings of the codes."""
+    """Linear layers over the numbers, what was learnt of their bins, and the embeddings of the codes."""
 
     def __init__(self, layout: Layout, width: int, hidden: Sequence[int], activation: str, last: str) -> None:
         super().__init__()
         self.layout = layout
+        self.binned = _binned(layout)
+        self.bins = PiecewiseLinear([layout.edges[i] for i in self.binned], BIN_WIDTH) if self.binned else None
         self.tables = nn.ModuleList(nn.Embedding(levels, embedding_width(levels)) for levels in layout.codes)
         for table in self.tables:
             _zero_unseen(table)
@@ -39,8 +43,11 @@ class TableModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return representations, shape (rows, width), of encoded rows, shape (rows, layout.width)."""
-        embedded = [table(codes) for table, codes in zip(self.tables, _codes(x, self.layout), strict=True)]
-        out: Tensor = self.layers(torch.cat([x[:, : self.layout.numbers], *embedded], dim=1))
+        parts = [x[:, : self.layout.numbers]]
+        if self.bins is not None:
+            parts.append(self.bins(x[:, self.binned]).relu())
+        parts += [table(codes) for table, codes in zip(self.tables, _codes(x, self.layout), strict=True)]
+        out: Tensor = self.layers(torch.cat(parts, dim=1))
         return out
 
     @staticmethod
@@ -52,10 +59,16 @@ class TableModel(nn.Module):
         embedded = [(c.name, i) for c in _coded(encoder) for i in range(embedding_width(len(c.levels) + 1))]
         layers = [key.removesuffix(".weight") for key in state if key.startswith("layers.") and state[key].dim() == 2]
         found = _codes_by_level(encoder)
+        columns = [encoder.names[place] for place in _binned(encoder.layout)]
+        binned = [(name, "bin", i) for name in columns for i in range(BIN_WIDTH)]
+        if columns and "bins.weight" in state:  # not in that of another kind of model
+            bins = range(state["bins.weight"].shape[1])
+            found["bins.weight"] = LabelledTensor("bins.weight", (columns, bins, None))
+            found["bins.bias"] = LabelledTensor("bins.bias", (columns, None))
         for place, layer in enumerate(layers):
             outputs, inputs = state[f"{layer}.weight"].shape
             units = None if layer == layers[-1] else range(outputs)
-            names = [*encoder.names[: encoder.layout.numbers], *embedded] if place == 0 else range(inputs)
+            names = [*encoder.names[: encoder.layout.numbers], *binned, *embedded] if place == 0 else range(inputs)
             found[f"{layer}.weight"] = LabelledTensor(f"{layer}.weight", (units, names))
             found[f"{layer}.bias"] = LabelledTensor(f"{layer}.bias", (units,))
         return found
@@ -119,7 +132,12 @@ def coefficients(model: nn.Module, encoder: Encoder) -> polars.DataFrame:
 
 def inputs_of(layout: Layout) -> int:
     """Return the number of inputs of the first layer."""
-    return layout.numbers + sum(embedding_width(levels) for levels in layout.codes)
+    return layout.numbers + len(_binned(layout)) * BIN_WIDTH + sum(embedding_width(levels) for levels in layout.codes)
+
+
+def _binned(layout: Layout) -> list[int]:
+    """Return the places of the numbers that have bins."""
+    return [place for place, edges in enumerate(layout.edges) if edges]
 
 
 def _coded(encoder: Encoder) -> list[Category]:

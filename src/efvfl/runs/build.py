@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from efvfl.config.run_file import SGD_RATE, DataConfig, FusionConfig, ModelConfig, RunConfig
+from efvfl.config.table_defaults import TABLES, are_tables
 from efvfl.config.watching import Watching
 from efvfl.core import losses
 from efvfl.core.losses import Loss
@@ -60,22 +61,25 @@ def load_data(config: RunConfig, folder: Path, known: Mapping[str, Encoder] | No
     return data.subset(chosen.subset, config.seed) if chosen.subset else data
 
 
+def _are_tables(config: RunConfig) -> bool:
+    return are_tables(config.data.name, (party.data.path for party in config.party if party.data))
+
+
 def has_tables(config: RunConfig) -> bool:
-    """Whether rows come from tables, not arrays."""
-    files = [party.data.path for party in config.party if party.data]
-    found = config.data.name == "table" or any(path and not path.endswith(".npz") for path in files)
+    """Whether rows come from tables, not arrays; refuse settings that contradict that."""
+    found = _are_tables(config)
     if found and not config.party:
         raise ConfigError("the data are tables, but there is no party: add a [[party]] with its name, path and id.")
     if not found and config.weighted:
         raise ConfigError("`weight` names a column of a table, but the data are arrays: leave it out, or use tables.")
-    if found and config.data.name not in ("table", DataConfig().name):
+    if found and config.data.name not in (TABLES, DataConfig().name):
         raise ConfigError(f"data.name: expected 'table', because parties have tables, got {config.data.name!r}.")
     return found
 
 
 def watching(config: RunConfig) -> Watching:
     """Return when records are made, how rows are evaluated, and when training stops."""
-    return Watching.of(config, has_tables(config))
+    return Watching.of(config, _are_tables(config))
 
 
 def patience(config: RunConfig, validation: bool) -> int:
@@ -257,7 +261,7 @@ def make_federation(
             batch_order=config.batch_order,
             seed=config.seed,
             private_seeds={name: private_seed(config, name) for name in ("", *data.names)},
-            patience=patience(config, data.validation is not None),
+            patience=patience(config, data.validation is not None and len(data.validation.labels) > 0),
             evaluation="compressed" if watching(config).by_messages else "exact",
         ),
         setup=Setup(

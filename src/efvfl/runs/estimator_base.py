@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from efvfl.config.column_types import ColumnType
 from efvfl.config.run_file import RunConfig, read
+from efvfl.config.table_defaults import TABLES
 from efvfl.core import ranges
 from efvfl.core.fusion import Fusion
 from efvfl.core.losses import Loss
@@ -49,11 +50,8 @@ with optional("sklearn", "an estimator"):
 
 ModelMaker = Callable[[Layout, int], nn.Module]
 
-COMPRESSOR: dict[str, Any] = {"name": "topk", "ratio": 0.1}
-OPTIMIZER: dict[str, Any] = {"name": "Adam", "lr": 0.01}
-SMALLEST_BATCH, LARGEST_BATCH = 32, 512
-FEWEST_STEPS = 300
-FEWEST_EPOCHS, MOST_EPOCHS = 40, 100  # each visit sends a tenth of a row's numbers, so rows need many visits
+VALIDATION = 0.1  # share of the rows that decide when to stop
+FEWEST_VALIDATION = 30  # fewer rows say too little about when to stop
 PATIENCE = 10  # epochs without a better validation loss before training stops early
 RECORDS = 20  # approximate number of records, without early stopping
 
@@ -65,18 +63,20 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
     columns: Columns | None = None  # names or indices of each party's columns; None: two parties with half of them each
     _: KW_ONLY
     method: str = "efvfl"  # or svfl, cvfl
-    compressor: Mapping[str, Any] | None = None  # None: top-k of 10 %; svfl ignores it
-    down: Mapping[str, Any] | None = None  # compressor of the server's answers with private labels; None: exact
+    compressor: Mapping[str, Any] | None = None  # what is None here and below is as in a run file without that key
+    down: Mapping[str, Any] | None = None  # compressor of the server's answers with private labels; {}: exact
     labels: str = "private"  # or shared
     label_holder: str = ""  # the party that runs the server, if any
     model: str | ModelMaker = "table"  # or linear, or a function (layout, width) -> torch module
-    width: int = 16  # of the representation: numbers per party and row, before compression
-    hidden: Sequence[int] | None = None  # layers of a party's table model; None: chosen by its number of columns
-    epochs: int | None = None  # None: see `default_epochs`
-    batch_size: int | None = None  # None: see `default_batch_size`; 0: all rows
-    optimizer: Mapping[str, Any] | None = None  # None: Adam with a learning rate of 0.01
-    validation_fraction: float = 0.0  # share of the rows to hold out
-    early_stopping: bool = False  # stop and choose the parameters by the validation loss
+    width: int | None = None  # of the representation: numbers per party and row, before compression
+    hidden: Sequence[int] | None = None  # layers of a party's table model
+    epochs: int | None = None  # at most, with early stopping
+    batch_size: int | None = None  # 0: all rows
+    optimizer: Mapping[str, Any] | None = None
+    validation_fraction: float | None = (
+        None  # share of the rows to hold out; None: a tenth, if they decide when to stop
+    )
+    early_stopping: bool | str = "auto"  # stop by the validation loss and go back to its best; auto: with rows enough
     types: Mapping[str | int, ColumnType] | None = None  # of columns, by name or index, as in a run file
     missing: Sequence[str] | None = None  # texts that mean a missing value; None: the usual ones
     threads: int = 1  # of torch; small models are fastest with one, 0: as torch decides
@@ -154,8 +154,9 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         """Split off the validation rows, encode each party's columns, and train."""
         seed = self._seed()
-        rows, validation = self._split(strata, seed)
-        run = self._run(seed, len(rows), loss.name)
+        stops, share = self._stopping(len(strata))
+        rows, validation = _split(strata, seed, share)
+        run = self._run(seed, loss.name)
         self._fit_encoders(frame, rows)
         features = self._features(frame)
         local = {name: self._local_model(run, name, encoder.layout) for name, encoder in self.encoders_.items()}
@@ -181,11 +182,11 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
                 batch_size=run.batch_size,
                 seed=run.seed,
                 weights=None if weights is None else weights[rows],
-                patience=PATIENCE if self.early_stopping else 0,
+                patience=PATIENCE if stops else 0,
             ),
             setup=Setup(combine=run.fusion.combine, label_holder=run.label_holder),
         )
-        self.records_ = self._learn(self.federation_, run.epochs)
+        self.records_ = self._learn(self.federation_, run.epochs, stops)
         self._models: list[nn.Module] = [_for_prediction(module) for module in self.federation_.models]
         self._fusion: Fusion = _for_prediction(self.federation_.fusion)
 
@@ -208,50 +209,47 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _split(self, strata: NDArray[Any], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the training and the validation rows, stratified by class."""
-        share = float(self.validation_fraction)
-        if not share:
-            if self.early_stopping:
-                raise ConfigError("early_stopping needs validation rows: set validation_fraction, for example to 0.1.")
-            return np.arange(len(strata)), np.arange(0)
-        split = stratified([str(row) for row in range(len(strata))], strata, seed, (share, 0.0))
-        if not len(split["validation"]):
-            raise ConfigError(
-                f"validation_fraction = {share:g} of {len(strata)} rows is less than one row: increase it."
-            )
-        return split["train"], split["validation"]
+    def _stopping(self, rows: int) -> tuple[bool, float]:
+        """Return whether validation rows decide when to stop, and the share of the rows that is held out."""
+        share = VALIDATION if self.validation_fraction is None else float(self.validation_fraction)
+        if self.early_stopping == "auto":
+            stops = share * rows >= FEWEST_VALIDATION
+        elif isinstance(self.early_stopping, bool | np.bool):
+            stops = bool(self.early_stopping)
+        else:
+            raise ConfigError(f"early_stopping: expected True, False or 'auto', got {self.early_stopping!r:.80}.")
+        if stops and not share:
+            raise ConfigError("early_stopping needs validation rows: set validation_fraction, for example to 0.1.")
+        return stops, share if stops or self.validation_fraction is not None else 0.0
 
-    def _run(self, seed: int, rows: int, loss: str) -> RunConfig:
-        """Return the parameters as a checked run configuration."""
-        size = default_batch_size(rows) if self.batch_size is None else operator.index(self.batch_size)
-        epochs = default_epochs(rows, size) if self.epochs is None else operator.index(self.epochs)
-        whole_number("epochs", epochs, least=1)
-        hidden = [operator.index(units) for units in self.hidden or ()]
+    def _run(self, seed: int, loss: str) -> RunConfig:
+        """Return the parameters as a checked run configuration; what is None has the default of run files on tables."""
+        whole = {name: _index(getattr(self, name)) for name in ("epochs", "batch_size")}
+        hidden = None if self.hidden is None else [operator.index(units) for units in self.hidden]
+        linear = {"name": "linear"} if self.model == "linear" else {"hidden": hidden}
+        optimizer = None if self.optimizer is None else dict(self.optimizer)
+        compressors = {name: getattr(self, name) for name in ("compressor", "down")}
         table = {
             "seed": seed,
-            "epochs": epochs,
-            "batch_size": size,
             "loss": loss,
             "label_holder": self.label_holder,
-            "model": {"width": operator.index(self.width), "hidden": hidden},
-            "method": {
-                "name": self.method,
-                "compressor": dict(self.compressor or COMPRESSOR),
-                "down": dict(self.down or {}),
-            },
+            "data": {"name": TABLES},
+            "model": _given({"width": _index(self.width), **linear}),
+            "method": {"name": self.method, **{name: dict(table) for name, table in _given(compressors).items()}},
             "agreement": {"labels": self.labels},
-            "optimizer": dict(self.optimizer or OPTIMIZER),
+            **_given(whole | {"optimizer": optimizer}),
         }
-        return read(RunConfig, table, type(self).__name__)
+        run = read(RunConfig, table, type(self).__name__)
+        whole_number("epochs", run.epochs, least=1)
+        return run
 
     def _local_model(self, run: RunConfig, name: str, layout: Layout) -> nn.Module:
-        width, hidden = run.model.width, run.model.hidden
+        chosen, width = run.model, run.model.width
         make: Callable[[], nn.Module]
         if self.model == "table":
-            make = partial(table_model, layout, width, hidden)
-        elif hidden:
-            raise ConfigError(f"hidden = {list(hidden)} needs model = 'table': remove it.")
+            make = partial(table_model, layout, width, chosen.hidden, chosen.activation, chosen.last)
+        elif self.hidden:
+            raise ConfigError(f"hidden = {list(self.hidden)} needs model = 'table': remove it.")
         elif callable(self.model):
             make = partial(self.model, layout, width)
         elif self.model == "linear":
@@ -261,9 +259,9 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
             raise ConfigError(f"there is no model {self.model!r}. {hint} Or pass a function (layout, width) -> module.")
         return seeded_model(derive(run.seed, "party", name, "init"), make)
 
-    def _learn(self, federation: Federation, epochs: int) -> list[Record]:
+    def _learn(self, federation: Federation, epochs: int, stops: bool) -> list[Record]:
         """Train and return the records; with early stopping, the best model is in place then."""
-        every = 1 if self.early_stopping else -(-epochs // RECORDS)
+        every = 1 if stops else -(-epochs // RECORDS)
         records: list[Record] = []
         for record in federation.train(epochs, every, gradient=False):
             records.append(record)
@@ -311,15 +309,24 @@ def _warn(texts: Sequence[str]) -> None:
         warnings.warn("\n".join(texts), DataWarning, stacklevel=4)
 
 
-def default_batch_size(rows: int) -> int:
-    """Return a sixteenth of the rows, at least 32 and at most 512."""
-    return min(max(rows // 16, SMALLEST_BATCH), LARGEST_BATCH)
+def _split(strata: NDArray[Any], seed: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the training and the validation rows, stratified by class."""
+    if not share:
+        return np.arange(len(strata)), np.arange(0)
+    split = stratified([str(row) for row in range(len(strata))], strata, seed, (share, 0.0))
+    if not len(split["validation"]):
+        raise ConfigError(f"validation_fraction = {share:g} of {len(strata)} rows is less than one row: increase it.")
+    return split["train"], split["validation"]
 
 
-def default_epochs(rows: int, batch_size: int) -> int:
-    """Return 40, or more if that is fewer than 300 steps, but at most 100."""
-    steps = -(-rows // (batch_size or rows))
-    return min(max(FEWEST_STEPS // steps, FEWEST_EPOCHS), MOST_EPOCHS)
+def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that are not left to the defaults."""
+    return {name: value for name, value in parameters.items() if value is not None}
+
+
+def _index(value: Any) -> int | None:
+    """Return a whole number of Python's or numpy's; None stays."""
+    return None if value is None else operator.index(value)
 
 
 def _line(record: Record, epochs: int) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import polars
 from numpy.typing import NDArray
 
-from efvfl.data.tables import forms
+from efvfl.data.tables import bins, forms
 from efvfl.data.tables.recognise import FEW, Reading
 from efvfl.data.tables.texts import as_text
 from efvfl.data.tables.values import check_readable, moments, numbers_of, unreadable
@@ -39,17 +39,25 @@ class Number:
     low: float = 0.0  # the smallest and the largest value of training rows, to compare later rows with
     high: float = 0.0
     gaps: float = 0.0  # share of training rows without a value
+    edges: tuple[float, ...] = ()  # of the bins of the training rows; none: the column is constant or a boolean
 
     def __post_init__(self) -> None:
         """Check that the statistics are finite, and the form is known."""
         if not forms.is_known(self.form):
             raise DataError(f"there is no form {self.form!r} of column {self.name!r} in an encoder: fit it again.")
         found = (self.median, self.mean, self.scale, self.low, self.high, self.gaps)
-        if not (all(map(isfinite, found)) and self.scale >= 0 and self.low <= self.high and 0 <= self.gaps < 1):
+        ordered = self.low <= self.high and bins.valid(self.edges)
+        if not (all(map(isfinite, found)) and self.scale >= 0 and ordered and 0 <= self.gaps < 1):
             raise DataError(f"expected finite statistics of column {self.name!r} in an encoder: fit it again.")
 
     @classmethod
-    def fit(cls, values: polars.Series, kind: Literal["number", "boolean", "date", "time"], form: str = "") -> Number:
+    def fit(
+        cls,
+        values: polars.Series,
+        kind: Literal["number", "boolean", "date", "time"],
+        form: str = "",
+        most_bins: int = bins.MOST_BINS,
+    ) -> Number:
         """Return an encoder fitted to training rows, of which a few may be unreadable."""
         check_readable(values, kind, form, FEW)
         numbers = numbers_of(values, kind, form)
@@ -63,7 +71,8 @@ class Number:
         filled = np.where(gaps, median, numbers)
         # The standard deviation of equal numbers can be a rounding error instead of zero.
         scale = float(filled.std()) if filled.min() < filled.max() else 0.0
-        return cls(values.name, kind, median, float(filled.mean()), scale, bool(gaps.any()), form, *seen)
+        edges = bins.edges_of(numbers[~gaps], most_bins)
+        return cls(values.name, kind, median, float(filled.mean()), scale, bool(gaps.any()), form, *seen, edges)
 
     @property
     def names(self) -> list[str]:
@@ -76,9 +85,18 @@ class Number:
         plain = numbers_of(values, self.kind, self.form)
         gaps = np.isnan(plain)
         filled = np.where(gaps, self.median, plain)
-        scaled = (filled - self.mean) / self.scale if self.scale else np.zeros_like(filled)
-        parts = [np.clip(scaled, -LARGEST_SCALED, LARGEST_SCALED), *self._cycles(values, plain)]
+        parts = [self._scaled(filled), *self._cycles(values, plain)]
         return np.stack([*parts, gaps] if self.missing else parts, axis=1)
+
+    @property
+    def scaled_edges(self) -> tuple[tuple[float, ...], ...]:
+        """The edges of the bins of every output column, in its own unit; those of sines and marks are empty."""
+        return (tuple(self._scaled(np.array(self.edges)).tolist()), *((),) * (len(self.names) - 1))
+
+    def _scaled(self, filled: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return numbers in standard deviations from the mean."""
+        scaled = (filled - self.mean) / self.scale if self.scale else np.zeros_like(filled)
+        return np.clip(scaled, -LARGEST_SCALED, LARGEST_SCALED)
 
     def unreadable(self, values: polars.Series) -> NDArray[np.int64]:
         """Return the places of values that are there but cannot be read, and count as missing."""
@@ -138,6 +156,11 @@ class Category:
         return [f"{self.name} = {level}" for level in self.levels] + [f"{self.name} is missing"] * self.missing
 
     @property
+    def scaled_edges(self) -> tuple[tuple[float, ...], ...]:
+        """Categories have no bins."""
+        return ((),) * len(self.names)
+
+    @property
     def level_names(self) -> list[str]:
         """The meaning of each code."""
         return [f"{self.name} is unseen or missing"] + [f"{self.name} = {level}" for level in self.levels]
@@ -167,11 +190,13 @@ class Category:
 Column = Number | Category
 
 
-def fit_column(values: polars.Series, reading: Reading, embed: bool, declared: bool) -> Column:
+def fit_column(
+    values: polars.Series, reading: Reading, embed: bool, declared: bool, most_bins: int = bins.MOST_BINS
+) -> Column:
     """Return an encoder of a column that is read in this way, fitted to training rows."""
     if reading.kind == "category":
         return Category.fit(values, embed, declared)
-    return Number.fit(values, reading.kind, reading.form)
+    return Number.fit(values, reading.kind, reading.form, most_bins)
 
 
 def all_missing(name: str) -> DataError:

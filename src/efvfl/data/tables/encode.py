@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 from efvfl.config.column_types import ColumnType
 from efvfl.config.run_file import OwnData
 from efvfl.config.run_file import read as read_table
+from efvfl.core import ranges
+from efvfl.data.tables.bins import MOST_BINS
 from efvfl.data.tables.columns import Category, Column, Number, fit_column
 from efvfl.data.tables.recognise import reading_of, shown
 from efvfl.data.tables.table import column
 from efvfl.data.tables.unreadable import Unreadable, unreadable_in
 from efvfl.errors import ConfigError, DataError, nearest
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,12 @@ class TableSettings:
     label: str = ""
     weight: str = ""  # of rows in the loss; no feature either
     missing: tuple[str, ...] | None = None  # texts that mean a missing value; None: the usual ones, in a CSV
+    bins: int = MOST_BINS  # of a number, for the model that efvfl makes; 0: none
     typed: bool = True  # the table has types of its own, unlike a CSV: digits in a text are not meant as a number
 
     def __post_init__(self) -> None:
-        """Check the types, and that no column is both used and left out."""
+        """Check the types and numbers, and that no column is both used and left out."""
+        ranges.check("party.data.bins", self.bins)
         for name, kind in self.types.items():
             if kind not in get_args(ColumnType):
                 raise ConfigError(
@@ -56,16 +60,8 @@ class TableSettings:
     @classmethod
     def of(cls, data: OwnData) -> TableSettings:
         """Return the settings of a party's data."""
-        return cls(
-            data.columns,
-            data.leave_out,
-            data.types,
-            data.categories,
-            data.id,
-            data.label,
-            data.weight,
-            data.missing,
-        )
+        chosen = (data.columns, data.leave_out, data.types, data.categories, data.id, data.label, data.weight)
+        return cls(*chosen, data.missing, data.bins)
 
     @property
     def _roles(self) -> tuple[str, ...]:
@@ -94,6 +90,7 @@ class Layout:
 
     numbers: int  # number of leading columns with numbers
     codes: tuple[int, ...]  # number of codes, including 0, of each embedded category; their columns follow
+    edges: tuple[tuple[float, ...], ...] = ()  # of the bins of every number, as it is encoded; empty: it has none
 
     @property
     def width(self) -> int:
@@ -128,7 +125,9 @@ class Encoder:
         for name in names:
             values, declared = frame.get_column(name), settings.types.get(name)
             reading = reading_of(values, declared, settings.typed)
-            fitted.append(fit_column(values, reading, settings.categories == "embed", declared is not None))
+            fitted.append(
+                fit_column(values, reading, settings.categories == "embed", declared is not None, settings.bins)
+            )
             doubts += [f"column {shown(name)}: {reading.doubt}"] if reading.doubt else []
         return cls(tuple(fitted), settings.missing, tuple(doubts))
 
@@ -153,7 +152,8 @@ class Encoder:
     def layout(self) -> Layout:
         """The layout of the rows that `transform` returns."""
         plain, coded = self._ordered()
-        return Layout(sum(len(c.names) for c in plain), tuple(len(c.levels) + 1 for c in coded))
+        edges = tuple(edges for c in plain for edges in c.scaled_edges)
+        return Layout(len(edges), tuple(len(c.levels) + 1 for c in coded), edges)
 
     @property
     def names(self) -> list[str]:

@@ -1,0 +1,1 @@
+"""Tables whose columns several parties hold: the default federation beside models of the joined table."""

@@ -1,0 +1,36 @@
+"""How compression trades against epochs: the loss on validation rows by epoch and by bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.tables.choose import QSGD, TOP_K, by_row
+from benchmarks.tables.problems import Problem
+from benchmarks.tables.training import encoded, run_config
+from efvfl.runs.build import make_federation
+
+PROBLEM = "credit"
+SEEDS = range(1)
+EPOCHS = 20
+
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "SVFL": {"name": "svfl"},
+    "EF-VFL, default": {},
+    "EF-VFL, ternary up, 7 levels down": {"compressor": by_row(1), "down": by_row(7)},
+    "EF-VFL, qsgd 4 bit both ways": {"compressor": QSGD, "down": QSGD},
+    "EF-VFL, top-k 10 % up": {"compressor": TOP_K, "down": {}},
+    "EF-VFL, top-k 10 % both ways": {"compressor": TOP_K, "down": TOP_K},
+}
+
+
+def follow(problem: Problem, method: Mapping[str, Any], seed: int) -> dict[str, list[float]]:
+    """Return the validation loss after every epoch, and the bytes up and down that an epoch takes."""
+    train, _ = problem.choice(seed)
+    federation = make_federation(run_config(problem, seed, {"method": method}), encoded(problem, train, seed))
+    records = list(federation.train(EPOCHS, 1, gradient=False))
+    last = records[-1]
+    return {
+        "loss": [round(record.validation["loss"], 5) for record in records],
+        "bytes": [round(last.bytes_up / EPOCHS), round(last.bytes_down / EPOCHS)],
+    }

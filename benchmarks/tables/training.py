@@ -1,0 +1,160 @@
+"""Training on a table of the benchmark: a federation by its settings, and the same network in one place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from benchmarks.tables.problems import Problem, Rows
+from efvfl.config.run_file import RunConfig, read
+from efvfl.config.table_defaults import TABLES
+from efvfl.core.fusion import Fusion
+from efvfl.core.losses import LOSSES
+from efvfl.data import Dataset
+from efvfl.data.tables.bins import MOST_BINS
+from efvfl.data.tables.encode import Encoder, TableSettings
+from efvfl.data.tables.splits import stratified
+from efvfl.errors import CompressionError
+from efvfl.runs.build import head_model, local_model, make_federation
+from efvfl.runs.estimator_base import FEWEST_VALIDATION, PATIENCE, VALIDATION
+from efvfl.training import measure
+from efvfl.training.measure import Split
+from efvfl.training.record import Record
+
+Settings = Mapping[str, Any]  # of a run file
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one training came to."""
+
+    auc: float
+    log_loss: float
+    epochs: int = 0  # that were trained
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    @classmethod
+    def of(cls, problem: Problem, rows: Rows, probabilities: NDArray[np.float64], **others: int) -> Result:
+        """Return the result of predicted probabilities."""
+        return cls(**problem.scores(rows, probabilities), **others)
+
+    def to_table(self) -> dict[str, float]:
+        """Return it for a file: scores to six places, and what is not zero."""
+        return {name: round(value, 6) for name, value in asdict(self).items() if value}
+
+
+def run_config(problem: Problem, seed: int, settings: Settings) -> RunConfig:
+    """Return a run file on this table: all that `settings` leave out is the default of tables."""
+    loss = "binary_cross_entropy" if problem.outputs == 2 else "cross_entropy"
+    table = {"seed": seed, "loss": loss, "label_holder": problem.label_holder, "data": {"name": TABLES}}
+    return read(RunConfig, table | dict(settings), problem.name)
+
+
+def encoded(problem: Problem, rows: Rows, seed: int, bins: int = MOST_BINS) -> Dataset:
+    """Return the table in numbers: of these rows those to train on, and a share that decides when to stop."""
+    names = [str(row) for row in rows]
+    share = VALIDATION if len(rows) * VALIDATION >= FEWEST_VALIDATION else 0.0
+    parts = {split: rows[part] for split, part in stratified(names, problem.classes[rows], seed, (share, 0.0)).items()}
+    encoders, columns = {}, {}
+    for party, chosen in problem.columns.items():
+        table = problem.frame.select(chosen)
+        encoders[party] = Encoder.fit(table[parts["train"]], TableSettings(bins=bins))
+        columns[party] = torch.from_numpy(encoders[party].transform(table))
+    train, stop = (
+        Split([x[part] for x in columns.values()], torch.from_numpy(problem.classes[part]))
+        for part in (parts["train"], parts["validation"])
+    )
+    everything = Split(list(columns.values()), torch.from_numpy(problem.classes))
+    return Dataset(list(columns), train, stop, everything, problem.outputs, encoders=encoders)
+
+
+def probabilities(output: Tensor) -> NDArray[np.float64]:
+    """Return the probability of every class."""
+    logits = output.double()
+    shares = torch.cat([-logits, logits], dim=1).sigmoid() if logits.shape[1] == 1 else logits.softmax(dim=1)
+    return shares.numpy()
+
+
+def federated(
+    problem: Problem, rows: tuple[Rows, Rows], seed: int, settings: Settings, bins: int = MOST_BINS
+) -> Result:
+    """Train a federation on the first rows, stop as the estimator does, and return its scores on the second."""
+    train, held = rows
+    data = encoded(problem, train, seed, bins)
+    run = run_config(problem, seed, settings)
+    federation = make_federation(run, data)
+    records: list[Record] = []
+    best, kept = float("inf"), (0, [])
+    for record in _until_it_diverges(federation.train(run.epochs, 1, gradient=False)):
+        records.append(record)
+        loss = record.validation.get("loss", -record.epoch)  # without validation rows the last is the best
+        if loss < best:
+            best, kept = loss, (record.epoch, _states([federation.fusion, *federation.models]))
+        elif record.epoch - kept[0] >= PATIENCE:
+            break
+    _restore([federation.fusion, *federation.models], kept[1])
+    features = [x[held] for x in data.test.features] if data.test else []
+    found = probabilities(measure.predict(federation.models, federation.fusion, features))
+    last = records[-1]
+    return Result.of(problem, held, found, epochs=last.epoch, bytes_up=last.bytes_up, bytes_down=last.bytes_down)
+
+
+def one_place(problem: Problem, rows: tuple[Rows, Rows], seed: int, parties: Sequence[str] = ()) -> Result:
+    """Train the same network, or the part of some parties, in plain torch: nothing is sent."""
+    train, held = rows
+    names = list(parties or problem.columns)
+    chosen = Problem(problem.name, problem.frame, {n: problem.columns[n] for n in names}, problem.classes, names[0])
+    data, run = encoded(chosen, train, seed), run_config(chosen, seed, {})
+    models = [
+        local_model(run, name, x[0], data.encoders[name]) for name, x in zip(names, data.train.features, strict=True)
+    ]
+    fusion = Fusion(head_model(run, [run.model.width] * len(models), problem.outputs), run.fusion.combine)
+    network = nn.ModuleList([fusion, *models])
+    options = dict(run.optimizer)
+    optimizer = getattr(torch.optim, options.pop("name"))(network.parameters(), **options)
+    loss, labels = LOSSES[run.loss], data.train.labels
+    best, kept = float("inf"), (0, [])
+    for epoch in range(1, run.epochs + 1):
+        for batch in _batches(len(labels), run.batch_size, seed + epoch):
+            optimizer.zero_grad()
+            output = fusion([model(x[batch]) for model, x in zip(models, data.train.features, strict=True)])
+            loss(output, labels[batch]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        stop = data.validation
+        value = measure.evaluate(models, fusion, stop, loss)["loss"] if stop and len(stop.labels) else -epoch
+        if value < best:
+            best, kept = value, (epoch, _states(network))
+        elif epoch - kept[0] >= PATIENCE:
+            break
+    _restore(network, kept[1])
+    features = [x[held] for x in data.test.features] if data.test else []
+    return Result.of(problem, held, probabilities(measure.predict(models, fusion, features)), epochs=epoch)
+
+
+def _until_it_diverges(records: Iterator[Record]) -> Iterator[Record]:
+    """Yield records up to a step with numbers that are not finite: the best model of before counts."""
+    with suppress(CompressionError):
+        yield from records
+
+
+def _batches(rows: int, size: int, seed: int) -> Iterator[Tensor]:
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(rows))
+    yield from torch.split(order, size)
+
+
+def _states(modules: Sequence[nn.Module]) -> list[dict[str, Any]]:
+    return [copy.deepcopy(module.state_dict()) for module in modules]
+
+
+def _restore(modules: Sequence[nn.Module], states: Sequence[dict[str, Any]]) -> None:
+    for module, state in zip(modules, states, strict=True):
+        module.load_state_dict(state)
