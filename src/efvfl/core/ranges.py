@@ -41,7 +41,7 @@ RANGES: Final[dict[str, Range]] = {
     "data.test": Range(0, 1, whole=False, below=True),
     "data.subset": Range(0, COUNT),
     "data.ids": Range(0, COUNT),
-    "party.data.bins": Range(0, 256),
+    "data.bins": Range(0, 256),
     "party.ids": Range(0, COUNT),
     "model.width": Range(1, 1 << 20),
     "model.hidden": Range(1, 1 << 20),

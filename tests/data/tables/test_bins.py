@@ -104,5 +104,5 @@ def test_edges_that_are_none_are_refused(edges: tuple[float, ...]) -> None:
 
 
 def test_a_number_of_bins_out_of_range_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"party.data.bins: expected at most 256, got 1,?000"):
+    with pytest.raises(ConfigError, match=r"data.bins: expected at most 256, got 1,?000"):
         TableSettings(bins=1000)

@@ -43,7 +43,7 @@ class TableSettings:
 
     def __post_init__(self) -> None:
         """Check the types and numbers, and that no column is both used and left out."""
-        ranges.check("party.data.bins", self.bins)
+        ranges.check("data.bins", self.bins)
         for name, kind in self.types.items():
             if kind not in get_args(ColumnType):
                 raise ConfigError(
