@@ -210,6 +210,14 @@ def memory_folder(config: RunConfig, folder: Path | None) -> Path | None:
     return Path(tempfile.gettempdir()) if folder is None else folder
 
 
+def _check_width(chosen: ModelConfig, name: str, width: int) -> None:
+    if chosen.width not in (width, ModelConfig().width):  # left out, it is not a promise
+        raise ConfigError(
+            f"model.width: expected {width}, as {chosen.name!r} of {name!r} returns for a row, got {chosen.width}: "
+            "change one of the two."
+        )
+
+
 def make_federation(
     config: RunConfig, data: Dataset, folder: Path | None = None, start: TrainedRun | None = None
 ) -> Federation:
@@ -224,12 +232,7 @@ def make_federation(
     locals_ = [local_model(config, name, x[0], data.encoders.get(name)) for name, x in columns.items()]
     widths = [model_width(model, x, name)[0] for model, (name, x) in zip(locals_, columns.items(), strict=True)]
     for name, width in zip(columns, widths, strict=True):
-        chosen = model_config(config, name)
-        if chosen.width not in (width, ModelConfig().width):  # left out, it is not a promise
-            raise ConfigError(
-                f"model.width: expected {width}, as {chosen.name!r} of {name!r} returns for a row, got {chosen.width}: "
-                "change one of the two."
-            )
+        _check_width(model_config(config, name), name, width)
     head = head_model(config, widths, data.classes)
     if start:
         models = [(name, model) for name, model in zip(columns, locals_, strict=True) if name in start.models]

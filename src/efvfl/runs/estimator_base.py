@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from efvfl.config.column_types import ColumnType
 from efvfl.config.run_file import RunConfig, read
 from efvfl.config.table_defaults import TABLES
+from efvfl.config.watching import PATIENCE, RECORDS
 from efvfl.core import ranges
 from efvfl.core.fusion import Fusion
 from efvfl.core.losses import Loss
@@ -52,8 +53,6 @@ ModelMaker = Callable[[Layout, int], nn.Module]
 
 VALIDATION = 0.1  # share of the rows that decide when to stop
 FEWEST_VALIDATION = 30  # fewer rows say too little about when to stop
-PATIENCE = 10  # epochs without a better validation loss before training stops early
-RECORDS = 20  # approximate number of records, without early stopping
 
 
 @dataclass(eq=False, repr=False)
