@@ -18,6 +18,7 @@ from efvfl.core.fusion_replicas import PER_NUMBER
 from efvfl.core.local_model import CHUNK, LocalModel
 from efvfl.core.party import Party
 from efvfl.core.plan import Plan
+from efvfl.core.presence import everybody
 from efvfl.core.server import Server
 from efvfl.errors import ConfigError
 from efvfl.network.training.participant_data import ParticipantData
@@ -56,12 +57,14 @@ def make_plan(config: RunConfig, data: ParticipantData, home: Path | None = None
         label_holder=config.label_holder,
         stale=config.network.on_missing == "stale",
         held_out={split: len(data.ids[split]) for split in later} if watching(config).by_messages else {},
+        presence=everybody(data.names, samples) if config.agreement.subsets == "sampled" else None,
         mapped=memory_folder(config, home),
     )
 
 
 def _fusion(config: RunConfig, plan: Plan, data: ParticipantData) -> Fusion:
-    return Fusion(head_model(config, plan.widths, data.classes), config.fusion.combine)
+    head = head_model(config, plan.widths, data.classes)
+    return Fusion(head, config.fusion.combine, plan.widths if plan.presence else None)
 
 
 def build_server(config: RunConfig, plan: Plan, data: ParticipantData) -> Server:
