@@ -69,7 +69,6 @@ BROKEN: list[tuple[Choices, dict[str, Any] | None]] = [
         Choices(sampled=True, on_missing="stale"),
         {"agreement": {"subsets": "sampled"}, "network": {"on_missing": "stale"}},
     ),
-    (Choices(missing=True, by_messages=True), None),
 ]
 
 

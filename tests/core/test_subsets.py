@@ -94,6 +94,3 @@ def test_what_cannot_be_trained_with_rows_missing_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"loss 'mine': subsets are sampled.*subsets='off'"):
         problem(loss=own, present=HALF)
     problem(loss=own, present=HALF, agreement=Agreement(subsets="off")).step(hold=True)
-    x = [torch.randn(8, n, dtype=torch.float64) for n in (5, 3, 4)]
-    with pytest.raises(ConfigError, match="rows that some parties lack does not go with evaluation"):
-        problem(present=HALF, patience=2, validation=(x, torch.zeros(8, dtype=torch.int64)))

@@ -8,7 +8,7 @@ import torch
 from problems import CLASSES, ROWS, classes, columns, parameters, problem, same
 from torch import Tensor
 
-from efvfl import Agreement, Federation, Optimizer
+from efvfl import Agreement, Federation, Optimizer, TopK, efvfl
 from efvfl.core.fusion import Fusion
 from efvfl.errors import ConfigError
 from efvfl.training.values import ORDERS, Game, ScoredRows, party_values
@@ -51,6 +51,46 @@ def test_records_are_over_those_present(trained: Federation) -> None:
     output = trained.predict(holed(dict(zip(NAMES, columns(seed=9), strict=True)), HAS.flip(0)))
     assert record.validation["accuracy"] == float((output.argmax(dim=1) == split.labels).double().mean())
     assert record.gradient > 0
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_held_out_rows_by_messages_are_over_those_present_and_saved(few: bool) -> None:
+    """Of the rows that are held out parties report those they have, perhaps none; patience decides by all."""
+    held = dict(zip(NAMES, columns(seed=9), strict=True))
+    has = HAS.flip(0).clone()
+    if few:
+        has[:, 2] = False
+    validation, test = (holed(held, has), classes(columns(seed=9))), (held, classes(columns(seed=9)))
+    options: dict[str, Any] = {"features": X, "present": MASKS, "batch_size": 20, "combine": "concat", "patience": 3}
+    run, resumed = (
+        problem(efvfl(TopK(0.4)), validation=validation, test=test, label_holder="bank", wire=True, **options)
+        for _ in range(2)
+    )
+    list(run.train(2))
+    resumed.load_state_dict(run.state_dict())
+    records = [each.fit(4) for each in (run, resumed)]
+    assert [r.validation for r in records[0]] == [r.validation for r in records[1]]
+    assert same(parameters(run), parameters(resumed))
+    last, evaluation = run.record(), run.server.evaluation
+    assert evaluation is not None
+    for name, party in run.parties.items():
+        assert party.evaluation is not None
+        ours, theirs = party.evaluation.channel.memory, evaluation.channels[name].memory
+        rows = int(has[:, NAMES.index(name)].sum())
+        if name != "bank":  # which sits next to the server and sends exactly
+            assert ours.g.shape == (rows, 4)  # type: ignore[attr-defined]
+            assert torch.equal(ours.g, theirs.g)  # type: ignore[attr-defined]
+    output = run.predict(*validation[:1])
+    assert last.validation["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(output, validation[1])))
+
+
+def test_a_head_that_is_told_who_is_present_predicts_rows_of_all(trained: Federation) -> None:
+    top = torch.nn.Linear(4 + 3, CLASSES).double()
+    run = problem(features=X, present=MASKS, head=top, shows_presence=True, batch_size=20)
+    run.fit(1)
+    parts = [model(x) for model, x in zip(run.models, X.values(), strict=True)]
+    told = torch.cat([torch.stack(parts).mean(0), torch.ones(ROWS, 3)], dim=1)
+    assert torch.allclose(run.predict(X), top(told))
 
 
 def test_any_subset_predicts_however_it_is_named(trained: Federation) -> None:

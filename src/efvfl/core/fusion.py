@@ -82,7 +82,9 @@ class Fusion(nn.Module):
     def head_input(self, combined: Tensor, present: Tensor | None) -> Tensor:
         """Return what the head works on: with what stands in for the absent, and who is present if it asks for that."""
         if present is None:
-            return combined
+            if not self.shows_presence:
+                return combined
+            present = combined.new_ones(len(combined), len(self.widths))
         if self.stand_in is not None:
             combined = combined + torch.repeat_interleave(1 - present, self.widths, dim=1) * self.stand_in
         return torch.cat([combined, present], dim=1) if self.shows_presence else combined

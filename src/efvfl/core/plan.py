@@ -41,6 +41,7 @@ class Plan:
     stale: bool = False  # whether steps may proceed without a party that is missing
     held_out: Mapping[str, int] = field(default_factory=dict)  # rows evaluated by messages, by split; empty: none
     presence: RowPresence | None = None  # who has which rows; None: all have all, and no other subset is trained for
+    held_out_presence: Mapping[str, RowPresence] = field(default_factory=dict)  # by split, where parties lack such rows
     mapped: Path | None = None  # each participant's own choice: a folder where memories are in files; None: in RAM
 
     def number(self, name: str) -> int:
@@ -105,8 +106,13 @@ class Plan:
 
     def validation_channel(self, name: str, key: int = 0) -> Channel:
         """Return one end of the channel that carries a party's validation rows, as `up` carries its training rows."""
-        rows = self.held_out.get("validation", 0)
+        rows = self.held_rows(name, "validation")
         return self._channel(name, self.link(name, "up"), rows, key, f"{name}'s validation rows")
+
+    def held_rows(self, name: str, split: str) -> int:
+        """Return how many rows of a held-out split a party has."""
+        presence = self.held_out_presence.get(split)
+        return presence.count(name) if presence else self.held_out.get(split, 0)
 
     def _channel(self, name: str, link: Link, rows: int, key: int, what: str) -> Channel:
         width = self.widths[self.names.index(name)]

@@ -28,14 +28,6 @@ class RowPresence:
 
     masks: Mapping[str, Tensor]
 
-    def __post_init__(self) -> None:
-        """Refuse a party without rows; rows without a party are refused by who knows all parties."""
-        for name, mask in self.masks.items():
-            if not bool(mask.any()):
-                raise ConfigError(
-                    f"expected party {name!r} to have some of the {len(mask):,} rows, got none: leave it out."
-                )
-
     @cached_property
     def table(self) -> Tensor:
         """All masks side by side, shape (rows, parties)."""
@@ -46,6 +38,22 @@ class RowPresence:
         """Whether some party lacks some row."""
         return not all(bool(mask.all()) for mask in self.masks.values())
 
+    def count(self, name: str) -> int:
+        """Return how many rows a party has."""
+        return int(self.masks[name].sum())
+
+    def spread(self, name: str, part: Tensor) -> Tensor:
+        """Return a party's rows with zeros for those that it lacks, shape (rows, width)."""
+        return spread(part, self.masks[name].nonzero().reshape(-1), len(self.masks[name]))
+
+    def check_parties(self) -> None:
+        """Refuse parties that have no row."""
+        for name, mask in self.masks.items():
+            if not bool(mask.any()):
+                raise ConfigError(
+                    f"expected party {name!r} to have some of the {len(mask):,} rows, got none: leave it out."
+                )
+
     def check_rows(self) -> None:
         """Refuse rows that no party has."""
         nobody = int((~self.table.any(dim=1)).sum())
@@ -54,6 +62,13 @@ class RowPresence:
                 f"expected every row at one party at least, got {nobody:,} of {len(self.table):,} rows at none: leave "
                 "these rows out, or name a label holder that has columns of all."
             )
+
+
+def spread(part: Tensor, places: Rows, count: int) -> Tensor:
+    """Return rows at their places among `count` of them, with zeros at all others."""
+    if isinstance(places, slice):
+        return part
+    return part.new_zeros(count, part.shape[1]).index_copy(0, places, part)
 
 
 def everybody(names: Sequence[str], rows: int) -> RowPresence:
@@ -137,10 +152,7 @@ class PresentBatch:
 
     def spread(self, place: int, part: Tensor) -> Tensor:
         """Return a party's part of a batch with zeros for the rows that it lacks, shape (batch, width)."""
-        places = self.places[place]
-        if isinstance(places, slice):
-            return part
-        return part.new_zeros(len(self.mask), part.shape[1]).index_copy(0, places, part)
+        return spread(part, self.places[place], len(self.mask))
 
     def part(self, place: int, values: Tensor) -> Tensor:
         """Return of the whole batch's values the rows that a party has."""

@@ -34,7 +34,6 @@ class Choices:
     evaluation: str | None = None  # None: as it is best
     missing: bool = False  # whether some parties lack some rows
     sampled: bool = False  # whether subsets of the parties are sampled
-    by_messages: bool = False  # whether held-out rows are evaluated by messages
 
     @classmethod
     def of(cls, method: Method, agreement: Agreement, **others: object) -> Choices:
@@ -239,13 +238,6 @@ RULES: tuple[Rule, ...] = (
         "a row that a party has not reported yet would have to be told from one that it does not have",
         "Leave it out, or use on_missing = 'wait' or 'stop'",
         lambda c: (c.missing or c.sampled) and c.on_missing == "stale",
-    ),
-    Rule(
-        "rows that some parties lack",
-        "evaluation = 'compressed', patience or ReduceLROnPlateau",
-        "messages about held-out rows are about all of them",
-        "Leave out such rows, or evaluate exactly",
-        lambda c: c.missing and c.by_messages,
     ),
 )
 

@@ -89,6 +89,7 @@ def federate(
         label_holder=setup.label_holder,
         held_out={n: len(s.labels) for n, s in splits.items() if n != "train"} if training.by_messages else {},
         presence=presence,
+        held_out_presence={n: _of_table(names, s.present) for n, s in splits.items() if s.present is not None},
         mapped=None if setup.mapped is None else Path(setup.mapped),
     )
     rules.check(_choices(plan, setup, training))
@@ -102,7 +103,7 @@ def federate(
         party_seed = derive(seed_of[name], "party", name)
         model = plain_model(plan, name, module, _own_rows(x, presence, name), party_seed)
         shared = SharedParts(train.targets, copy.deepcopy(fusion), None if setup.wire else server.channels)
-        own = {split: rows.features[place] for split, rows in later.items()}
+        own = {split: rows.of_party(place) for split, rows in later.items()}
         parties[name] = make_party(plan, name, model, party_seed, None if plan.agreement.private else shared, own)
     transport = LocalTransport(parties, here=[setup.label_holder] if setup.label_holder else [], wire=setup.wire)
     return Federation(server, transport, splits, plan.agreement.window_here, training.patience)
@@ -121,7 +122,13 @@ def _presence(names: list[str], splits: Mapping[str, Split], agreement: Agreemen
         return None
     if train.present is None:
         return everybody(names, len(train.labels))
-    presence = RowPresence({name: train.present[:, place].contiguous() for place, name in enumerate(names)})
+    presence = _of_table(names, train.present)
+    presence.check_parties()
+    return presence
+
+
+def _of_table(names: list[str], present: Tensor) -> RowPresence:
+    presence = RowPresence({name: present[:, place].contiguous() for place, name in enumerate(names)})
     presence.check_rows()
     return presence
 
@@ -147,7 +154,6 @@ def _choices(plan: Plan, setup: Setup, training: Training) -> rules.Choices:
         evaluation=training.evaluation,
         missing=plan.presence is not None and plan.presence.missing,
         sampled=plan.samples_subsets,
-        by_messages=bool(plan.held_out),
     )
 
 

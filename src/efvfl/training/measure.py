@@ -36,6 +36,10 @@ class Split:
         """Labels and weights."""
         return Targets(self.labels, self.weights)
 
+    def of_party(self, place: int) -> Tensor:
+        """Return the columns of the rows that a party has."""
+        return self.features[place] if self.present is None else self.features[place][self.present[:, place]]
+
     def part(self, rows: slice | Tensor) -> Split:
         """Return some of the rows."""
         weights = None if self.weights is None else self.weights[rows]
