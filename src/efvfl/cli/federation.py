@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_device, add_session, add_start, session_options
+from efvfl.cli.options import Commands, add_device, add_session, add_start, add_tracking, session_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +20,7 @@ def register(commands: Commands) -> None:
     add_device(serve)
     add_session(serve)
     add_start(serve, "this participant's folder of a finished run")
+    add_tracking(serve)
     serve.set_defaults(handler=_serve)
 
     join = commands.add_parser("join", help="a party: take part, and answer questions about rows")
@@ -50,7 +51,7 @@ def _serve(options: argparse.Namespace, console: Console) -> None:
     session = session_options(options)
     config = setup.start(session, options.device)
     with contextlib.ExitStack() as stack:
-        serve.train(session, config, console, stack)
+        serve.train(session, config, console, stack, options.track)
 
 
 def _join(options: argparse.Namespace, console: Console) -> None:

@@ -28,6 +28,17 @@ def add_start(command: argparse.ArgumentParser, what: str) -> None:
     )
 
 
+def add_tracking(command: argparse.ArgumentParser) -> None:
+    """Add the choice of experiment trackers."""
+    command.add_argument(
+        "--track",
+        nargs="+",
+        choices=("tensorboard", "mlflow", "wandb"),
+        default=[],
+        help="also write the curves for these, each to a folder of its name in the run's",
+    )
+
+
 def add_session(command: argparse.ArgumentParser, *folder: str) -> None:
     """Add what every participant's process needs: its folder, an address, certificates and a way to show its status."""
     command.add_argument(*(folder or ("--dir",)), type=Path, help="this participant's folder (default: runs/FILE/NAME)")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_device, add_start
+from efvfl.cli.options import Commands, add_device, add_start, add_tracking
 from efvfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def register(commands: Commands) -> None:
     add_device(run)
     run.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder")
     add_start(run, "the folder of a finished run")
+    add_tracking(run)
     run.set_defaults(handler=run_file)
 
     inspect = commands.add_parser("inspect", help="what would be used of a table, and what looks wrong in it")
@@ -94,6 +96,7 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     from efvfl.runs.plots import draw_run
     from efvfl.runs.run import train
     from efvfl.runs.terminal import bar, ledger_table, metric_table, summary
+    from efvfl.runs.trackers import open_trackers
     from efvfl.training.stopping import ending
     from efvfl.util.extras import left_out
 
@@ -111,7 +114,10 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
 
     say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
     start, base = options.start_from, options.file.parent
-    records = train(config, out, options.resume, start_from=start, base=base, watch=watch, say=say)
+    with ExitStack() as stack:
+        trackers = open_trackers(options.track, out, asdict(config), stack)
+        how = {"watch": watch, "say": say, "callbacks": trackers}
+        records = train(config, out, options.resume, start_from=start, base=base, **how)
     name = options.file.stem
     if ended := ending(records[-1], config.epochs):
         say(ended)

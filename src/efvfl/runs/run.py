@@ -23,6 +23,7 @@ from efvfl.errors import CheckpointError, ConfigError
 from efvfl.runs import run_folder
 from efvfl.runs.build import load_data, make_federation, watching
 from efvfl.runs.trained import TrainedRun, module_state, read_encoder
+from efvfl.training.callbacks import Callback
 from efvfl.training.federation import Federation
 from efvfl.training.options import Evaluation
 from efvfl.training.record import Record
@@ -130,6 +131,7 @@ def train(
     base: Path | str | None = None,
     watch: Watch | None = None,
     say: Callable[[str], None] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> list[Record]:
     """Train what a run file says, and return the records.
 
@@ -141,6 +143,7 @@ def train(
     - `base`: where relative paths in the settings start, and where your own modules lie: beside the file, or here.
     - `watch`: gets the federation and an iterable of records, and hands the records on: for a progress bar.
     - `say`: gets a sentence about each table, how many of its rows take part; left out: the log `efvfl` has it.
+    - `callbacks`: are told of every step and of every record ([how](docs/python.md#callbacks-and-experiment-trackers)).
 
     A run that was killed and is resumed gives the same records, bit for bit, as one that was not.
 
@@ -177,7 +180,7 @@ def train(
         saved.save(federation, records)
         run_folder.save_records(folder, records)
 
-    train_on(federation, config, records, save, watch)
+    train_on(federation, config, records, save, watch, callbacks=callbacks)
     if not records:
         raise ConfigError(f"epochs = {config.epochs} leaves nothing to train.")
     _leave_for_report(federation, config, data, folder)
@@ -201,10 +204,13 @@ def train_on(
     save: Callable[[Sequence[Record]], None],
     watch: Watch | None = None,
     every: float = 0.0,
+    callbacks: Sequence[Callback] = (),
 ) -> None:
     """Train to the last epoch and add to the records; `save` them after each, if so many seconds have passed."""
     saved = time.monotonic()
-    following: Iterable[Record] = federation.train(config.epochs, watching(config).every, config.observe_gradient)
+    following: Iterable[Record] = federation.train(
+        config.epochs, watching(config).every, config.observe_gradient, callbacks
+    )
     for record in watch(federation, following) if watch else following:
         records.append(record)
         if time.monotonic() - saved >= every:

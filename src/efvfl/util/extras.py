@@ -21,6 +21,9 @@ EXTRAS: dict[str, dict[str, str]] = {
     "network": {"cryptography": "cryptography", "grpc": "grpcio", "nacl": "pynacl"},
     "service": {"fastapi": "fastapi", "starlette": "starlette", "uvicorn": "uvicorn"},
     "ray": {"ray": "ray"},
+    "tensorboard": {"tensorboard": "tensorboard"},
+    "mlflow": {"mlflow": "mlflow-skinny", "sqlalchemy": "sqlalchemy", "alembic": "alembic"},
+    "wandb": {"wandb": "wandb"},
 }
 
 

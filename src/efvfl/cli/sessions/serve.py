@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from efvfl.network.training.server_process import ServerProcess
 from efvfl.network.workers import worker_group
 from efvfl.runs import metrics
 from efvfl.runs.run_folder import load_outputs
+from efvfl.runs.trackers import Tracker, open_trackers
 from efvfl.training.stopping import ending
 from efvfl.util.extras import optional
 from efvfl.util.files import write_atomically
@@ -73,7 +74,9 @@ class PredictionFile:
         return [data.spelling.get(i, i) for i in ids] if self.split else ids
 
 
-def train(options: SessionOptions, config: RunConfig, console: Console, stack: ExitStack) -> None:
+def train(
+    options: SessionOptions, config: RunConfig, console: Console, stack: ExitStack, trackers: Sequence[Tracker] = ()
+) -> None:
     """Train with the parties that join; what is opened is closed with the stack."""
     if not config.label_holder:
         worker_group.refuse("serve")
@@ -86,6 +89,7 @@ def train(options: SessionOptions, config: RunConfig, console: Console, stack: E
     session = _open(options, config, data, console, stack)
     session.listen(options, stack)
     process = session.process
+    process.driver.callbacks = open_trackers(trackers, process.folder, asdict(config), stack)
     with stop_on_signal(process.requests.stopping):
         _train(process, session.status)
         _finish(process)
