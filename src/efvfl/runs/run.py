@@ -20,8 +20,9 @@ from efvfl.config import run_file, user_code
 from efvfl.config.run_file import RunConfig
 from efvfl.data import Dataset
 from efvfl.errors import CheckpointError, ConfigError
-from efvfl.runs import run_folder
+from efvfl.runs import model_notes, run_folder
 from efvfl.runs.build import load_data, make_federation, watching
+from efvfl.runs.model_notes import ModelNotes
 from efvfl.runs.trained import TrainedRun, module_state, read_encoder
 from efvfl.training.callbacks import Callback
 from efvfl.training.federation import Federation
@@ -242,5 +243,8 @@ def _leave_for_report(federation: Federation, config: RunConfig, data: Dataset, 
     widths = {name: party.up.width[0] for name, party in federation.parties.items()}
     rows = {split: len(part.labels) for split, part in federation.splits.items()}
     run_folder.save_settings(folder, config, widths, rows, federation.server.block.size(), data.participation)
+    columns = zip(data.names, data.train.features, strict=True)
+    head = model_notes.head_note(config, widths, data.classes, data.class_names)
+    ModelNotes({name: model_notes.local_note(config, name, x) for name, x in columns}, head).save(folder)
     run_folder.save_columns(folder, data.columns)
     _save_encoders(folder, data)

@@ -23,6 +23,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "ray": {"ray": "ray"},
     "tensorboard": {"tensorboard": "tensorboard"},
     "mlflow": {"mlflow": "mlflow-skinny", "sqlalchemy": "sqlalchemy", "alembic": "alembic"},
+    "export": {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"},
     "wandb": {"wandb": "wandb"},
 }
 

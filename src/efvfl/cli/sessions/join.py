@@ -20,6 +20,7 @@ from efvfl.network.training.autosave import CheckpointPolicy
 from efvfl.network.training.party_process import PartyProcess
 from efvfl.network.workers import worker_group
 from efvfl.network.workers.group_model import workers_of
+from efvfl.runs.model_notes import ModelNotes, local_note
 
 
 def join(options: SessionOptions, name: str, config: RunConfig, console: Console, stack: ExitStack) -> None:
@@ -40,6 +41,7 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
     setup.warn_without_private_seed(config, name)
     plan = build.make_plan(config, data, folder)
     party = build.build_party(config, plan, data, name)
+    ModelNotes({name: local_note(config, name, data.columns["train"])}).save(folder)
     if workers := workers_of(party):
         stack.push(workers.leave)
     process = PartyProcess(

@@ -31,6 +31,7 @@ from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.server_process import ServerProcess
 from efvfl.network.workers import worker_group
 from efvfl.runs import metrics
+from efvfl.runs.model_notes import ModelNotes, head_note, local_note
 from efvfl.runs.run_folder import load_outputs
 from efvfl.runs.trackers import Tracker, open_trackers
 from efvfl.training.stopping import ending
@@ -216,6 +217,9 @@ def _open(
     stack.callback(status.close)
     hooks = Hooks(audit.record, lambda: tick(status, audit, process.workers))
     process = ServerProcess(config, data, folder, timeouts, hooks)
+    here = config.label_holder
+    own = {here: local_note(config, here, data.columns["train"])} if here else {}
+    ModelNotes(own, head_note(config, process.widths, data.classes, data.class_names)).save(folder)
     if process.workers:
         stack.push(process.workers.leave)
     stack.callback(process.message_log.close)
