@@ -7,7 +7,16 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_device, add_session, add_start, add_tracking, session_options
+from efvfl.cli.options import (
+    Commands,
+    add_device,
+    add_json,
+    add_session,
+    add_start,
+    add_tracking,
+    print_json,
+    session_options,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,6 +51,7 @@ def register(commands: Commands) -> None:
 
     audit = commands.add_parser("audit", help="what left the building: totals by kind, and what each kind contains")
     audit.add_argument("run", type=Path, help="a participant's folder, or one with several")
+    add_json(audit)
     audit.set_defaults(handler=_audit)
 
 
@@ -76,6 +86,10 @@ def _predict(options: argparse.Namespace, console: Console) -> None:
 def _audit(options: argparse.Namespace, console: Console) -> None:
     from efvfl.network.ops import audit_log
 
-    for folder in audit_log.folders(options.run):
+    folders = audit_log.folders(options.run)
+    if options.json:
+        print_json([audit_log.as_table(folder.name, audit_log.read(folder)) for folder in folders])
+        return
+    for folder in folders:
         lines = audit_log.read(folder)
         console.print(audit_log.table(folder.name, lines), audit_log.contents(lines), "", highlight=False)

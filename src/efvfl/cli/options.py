@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -39,6 +40,26 @@ def add_tracking(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_log(command: argparse.ArgumentParser) -> None:
+    """Add the choice of how log lines on stderr look."""
+    command.add_argument(
+        "--log",
+        choices=("auto", "plain", "json"),
+        default="auto",
+        help="lines of the log on stderr (default: for people at a terminal, else plain)",
+    )
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    """Add the choice of JSON: one value on stdout, in place of tables and sentences."""
+    command.add_argument("--json", action="store_true", help="print JSON in place of tables")
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON."""
+    print(json.dumps(value, indent=1))
+
+
 def add_session(command: argparse.ArgumentParser, *folder: str) -> None:
     """Add what every participant's process needs: its folder, an address, certificates and a way to show its status."""
     command.add_argument(*(folder or ("--dir",)), type=Path, help="this participant's folder (default: runs/FILE/NAME)")
@@ -46,6 +67,7 @@ def add_session(command: argparse.ArgumentParser, *folder: str) -> None:
     command.add_argument("--certs", type=Path, default=Path("certs"), help="folder (default: %(default)s)")
     command.add_argument("--insecure", action="store_true", help="no TLS; on loopback addresses only")
     command.add_argument("--status", choices=("live", "json", "quiet"), default="live")
+    add_log(command)
 
 
 def session_options(options: argparse.Namespace) -> SessionOptions:
@@ -59,5 +81,6 @@ def session_options(options: argparse.Namespace) -> SessionOptions:
         certs=options.certs,
         insecure=options.insecure,
         status=options.status,
+        log=options.log,
         start_from=getattr(options, "start_from", None),
     )

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands
+from efvfl.cli.options import Commands, add_log
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +22,7 @@ def register(commands: Commands) -> None:
     _add_experiment(reproduce)
     reproduce.add_argument("--workers", type=int, default=0, help="processes (default: one for each core)")
     reproduce.add_argument("--engine", choices=("processes", "ray"), default="processes")
+    add_log(reproduce)
     reproduce.set_defaults(handler=_reproduce)
 
     figures = commands.add_parser("figures", help="draw an experiment's figures from the results there are")
@@ -47,7 +48,9 @@ def _overrides(options: argparse.Namespace) -> Overrides:
 
 def _reproduce(options: argparse.Namespace, console: Console) -> None:
     from efvfl.experiments.reproduce import list_tasks, reproduce
+    from efvfl.network.ops import terminal_log
 
+    terminal_log.start(options.log)
     if options.task == "list":
         list_tasks(console)
     else:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_device, add_start, add_tracking
+from efvfl.cli.options import Commands, add_device, add_json, add_log, add_start, add_tracking, print_json
 from efvfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def register(commands: Commands) -> None:
     run.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder")
     add_start(run, "the folder of a finished run")
     add_tracking(run)
+    add_log(run)
     run.set_defaults(handler=run_file)
 
     inspect = commands.add_parser("inspect", help="what would be used of a table, and what looks wrong in it")
@@ -46,6 +47,7 @@ def register(commands: Commands) -> None:
     inspect.add_argument("--label", default="", help="the column to predict")
     inspect.add_argument("--against", type=Path, help="another table: how many ids both have, and in which format more")
     inspect.add_argument("--against-id", default="", help="its column of ids (default: that of --id)")
+    add_json(inspect)
     inspect.set_defaults(handler=_inspect)
 
     report = commands.add_parser("report", help="one HTML page about a run: metrics, curves, bytes, settings")
@@ -66,11 +68,16 @@ def _demo(options: argparse.Namespace, console: Console) -> None:
 
 
 def _inspect(options: argparse.Namespace, console: Console) -> None:
-    from efvfl.data.tables.inspect import command, compare_ids
+    from efvfl.data.tables.inspect import compare_ids, inspect_file, show_ids, show_inspection
 
-    command(options.file, options.id, options.label, console)
-    if options.against:
-        compare_ids({options.file: options.id, options.against: options.against_id or options.id}, console)
+    found = inspect_file(options.file, options.id, options.label)
+    ids = {options.file: options.id, options.against: options.against_id or options.id} if options.against else {}
+    if options.json:
+        print_json(asdict(found) | ({"against": asdict(compare_ids(ids))} if ids else {}))
+        return
+    show_inspection(found, console)
+    if ids:
+        show_ids(compare_ids(ids), console)
 
 
 def _report(options: argparse.Namespace, console: Console) -> None:
@@ -91,6 +98,8 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     """Train what a file says; leave records, a checkpoint after every record, and a picture."""
     from efvfl.config import run_file as configs
     from efvfl.core import losses
+    from efvfl.network.ops import terminal_log
+    from efvfl.network.ops.status import log_records
     from efvfl.network.workers import worker_group
     from efvfl.runs import metrics, run_folder
     from efvfl.runs.plots import draw_run
@@ -101,6 +110,7 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     from efvfl.util.extras import left_out
 
     worker_group.refuse("run")
+    terminal_log.start(options.log)
     config = configs.load(options.file)
     config = replace(config, **{k: getattr(options, k) for k in ("epochs", "seed") if getattr(options, k) is not None})
     if options.device:
@@ -110,6 +120,8 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     def watch(federation: Federation, records: Iterable[Record]) -> Iterator[Record]:
         if options.resume:
             console.print(f"Going on after epoch {federation.epoch}.")
+        if not console.is_terminal:
+            return log_records(records, config.epochs)
         return bar(records, console, config.method.name, federation.epoch, config.epochs)
 
     say = partial(console.print, soft_wrap=True, highlight=False, markup=False)

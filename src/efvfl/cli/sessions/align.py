@@ -32,7 +32,7 @@ from efvfl.network.links.connections import Hooks, ServerTimeouts
 from efvfl.network.links.dialling import Dialler, PartyTimeouts
 from efvfl.network.ops.audit_log import AuditLog
 from efvfl.network.ops.session import SessionOptions, stop_on_signal, tick
-from efvfl.network.ops.status import Mode, StatusLine
+from efvfl.network.ops.status import Mode, StatusLine, say
 from efvfl.network.training import beginning
 
 log = logging.getLogger("efvfl")
@@ -267,7 +267,7 @@ class ProgressDisplay:
     def say(self, text: str, **more: Any) -> None:
         """Show an event."""
         if self.mode == "live":
-            self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+            say(self.console, text, **more)
         else:
             self._lines.say(text, **more)
 

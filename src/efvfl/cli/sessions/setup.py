@@ -16,11 +16,11 @@ from efvfl.network.identity.certificates import Credentials
 from efvfl.network.links.dialling import Dial
 from efvfl.network.links.grpc import dial, listen, port_of
 from efvfl.network.links.requests import Requests
+from efvfl.network.ops import terminal_log
 from efvfl.network.ops.audit_log import AuditLog
 from efvfl.network.ops.lock import Lock
 from efvfl.network.ops.open_files import raise_limit
 from efvfl.network.ops.session import SessionOptions, handle_signals
-from efvfl.network.ops.terminal_log import log_handler
 from efvfl.network.training import beginning, build, trained_folder
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.workers import worker_group
@@ -43,7 +43,7 @@ def start(
     if device:
         config = run_file.on_device(config, device)
     user_code.look_in(options.file.parent)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[log_handler(options.status == "live")])
+    terminal_log.start(options.log, options.status == "live")
     if config.threads:
         torch.set_num_threads(config.threads)
     return config

@@ -16,6 +16,7 @@ from efvfl.config.run_file import RunConfig
 from efvfl.network.identity import certificates
 from efvfl.network.ops.audit_log import AuditLog
 from efvfl.network.ops.status import Mode
+from efvfl.network.ops.terminal_log import LogForm
 from efvfl.network.workers.worker_group import WorkerGroup
 
 log = logging.getLogger("efvfl")
@@ -31,6 +32,7 @@ class SessionOptions:
     certs: Path = Path("certs")
     insecure: bool = False  # no TLS
     status: Mode = "live"
+    log: LogForm = "auto"
     start_from: Path | None = None  # this participant's folder of a trained run, to start from
 
     def folder_of(self, name: str) -> Path:
