@@ -2,13 +2,17 @@
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import polars
 import pytest
-from warm_processes import Process
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+from warm_processes import PATIENT, Process
 
 from efvfl.cli.main import main
 
@@ -49,6 +53,18 @@ def objects(text: str) -> list[dict[str, object]]:
     return lines
 
 
+def scraped(port: int, enough: Callable[[dict[str, Sample]], bool]) -> dict[str, Sample]:
+    """Ask a process for its metrics until they are what one waits for; the last sample of every name."""
+    ends = time.monotonic() + PATIENT
+    while time.monotonic() < ends:
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=PATIENT).text
+        found = {s.name: s for family in text_string_to_metric_families(text) for s in family.samples}
+        if enough(found):
+            return found
+        time.sleep(0.02)
+    raise AssertionError(text)
+
+
 @pytest.mark.slow
 def test_a_run_without_a_terminal_logs_a_line_an_epoch(tmp_path: Path, start: Start) -> None:
     (tmp_path / "run.toml").write_text(RUN)
@@ -78,9 +94,18 @@ def test_so_do_participants_and_their_lines_are_whole(tmp_path: Path, start: Sta
     np.savez(tmp_path / "north.npz", x=rng.normal(size=(60, 3)).astype(np.float32))
     np.savez(tmp_path / "labels.npz", y=rng.integers(0, 2, 60))
     (tmp_path / "fed.toml").write_text(FEDERATION)
-    server = start("serve", "fed.toml", "--insecure", "--status", "json", "--log", "json")
-    address = ("--address", f"127.0.0.1:{server.port()}")
-    north = start("join", "fed.toml", "--insecure", "--party", "north", *address)
+    server = start("serve", "fed.toml", "--insecure", "--status", "json", "--log", "json", "--metrics", "0")
+    waiting = scraped(server.port("metrics"), lambda found: "efvfl_missing_seconds" in found)
+    assert waiting["efvfl_missing_seconds"].labels == {"party": "north"}
+    assert waiting["efvfl_step"].value == 0
+    assert waiting["efvfl_steps"].value > 0
+    join = ("join", "fed.toml", "--insecure", "--party", "north")
+    lost = start(*join, "--address", "127.0.0.1:1", "--dir", "lost", "--metrics", "0", "--status", "json")
+    alone = scraped(lost.port("metrics"), lambda found: "efvfl_connected" in found)
+    assert alone["efvfl_connected"].value == 0
+    assert not any(sample.labels.get("party") for sample in alone.values())
+    lost.kill().end()
+    north = start(*join, "--address", f"127.0.0.1:{server.port()}")
     assert north.end().code == 0, north.errors
     assert server.end().code == 0, server.errors
     lines = [*north.errors.splitlines(), *north.out.splitlines()]

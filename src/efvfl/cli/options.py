@@ -50,6 +50,13 @@ def add_log(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_metrics(command: argparse.ArgumentParser) -> None:
+    """Add the choice of an address for Prometheus."""
+    command.add_argument(
+        "--metrics", default="", metavar="[HOST:]PORT", help="tell Prometheus at /metrics (default: no)"
+    )
+
+
 def add_json(command: argparse.ArgumentParser) -> None:
     """Add the choice of JSON: one value on stdout, in place of tables and sentences."""
     command.add_argument("--json", action="store_true", help="print JSON in place of tables")
@@ -82,5 +89,6 @@ def session_options(options: argparse.Namespace) -> SessionOptions:
         insecure=options.insecure,
         status=options.status,
         log=options.log,
+        metrics=getattr(options, "metrics", ""),
         start_from=getattr(options, "start_from", None),
     )

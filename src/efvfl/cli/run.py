@@ -128,8 +128,9 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     start, base = options.start_from, options.file.parent
     with ExitStack() as stack:
         trackers = open_trackers(options.track, out, asdict(config), stack)
-        how = {"watch": watch, "say": say, "callbacks": trackers}
-        records = train(config, out, options.resume, start_from=start, base=base, **how)
+        records = train(
+            config, out, options.resume, start_from=start, base=base, watch=watch, say=say, callbacks=trackers
+        )
     name = options.file.stem
     if ended := ending(records[-1], config.epochs):
         say(ended)

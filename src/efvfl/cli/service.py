@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_device, add_session, session_options
+from efvfl.cli.options import Commands, add_device, add_metrics, add_session, session_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,6 +38,7 @@ def register(commands: Commands) -> None:
     )
     add_device(command)
     add_session(command)
+    add_metrics(command)
     command.set_defaults(handler=_serve_predictions)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -65,23 +66,23 @@ class TensorBoardLogger(_Tracking):
         """Write to a folder; the settings become a text."""
         with optional("tensorboard", "TensorBoardLogger"):
             from torch.utils.tensorboard import SummaryWriter
-        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder))
         if settings:
             lines = (f"    {name} = {value}" for name, value in flat(settings).items())
-            self._writer.add_text("settings", "\n".join(lines))  # type: ignore[no-untyped-call]
+            self._writer.add_text("settings", "\n".join(lines))
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         """Write a scalar for each number."""
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(name, value, step)
 
     def flush(self) -> None:
         """Put the events on disk."""
-        self._writer.flush()  # type: ignore[no-untyped-call]
+        self._writer.flush()
 
     def close(self) -> None:
         """Close the event file."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 class MLflowLogger(_Tracking):
@@ -112,9 +113,7 @@ class MLflowLogger(_Tracking):
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         """Keep numbers until there are enough for a request: one each would be slow."""
-        from mlflow.utils.time import get_current_time_millis
-
-        now = get_current_time_millis()
+        now = time.time_ns() // 1_000_000
         self._waiting += [self._metric(name, value, now, step) for name, value in values.items()]
         if len(self._waiting) >= self.BATCH:
             self.flush()

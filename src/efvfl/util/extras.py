@@ -24,6 +24,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "tensorboard": {"tensorboard": "tensorboard"},
     "mlflow": {"mlflow": "mlflow-skinny", "sqlalchemy": "sqlalchemy", "alembic": "alembic"},
     "export": {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"},
+    "metrics": {"prometheus_client": "prometheus-client"},
     "wandb": {"wandb": "wandb"},
 }
 

@@ -69,13 +69,14 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
 
     status = StatusLine(options.status, console, state)
     stack.callback(status.close)
+    metrics = setup.open_metrics(options, state, status, stack)
     limit = build.frame_limit(plan, party.label_mode.fusion_size)
     dialler = Dialler(
         process,
         setup.make_dial(options.address_of(config), credentials, limit, audit),
         PartyTimeouts(server=network.absent_seconds),
         on_frame=audit.record,
-        on_tick=partial(tick, status, audit, workers),
+        on_tick=partial(tick, status, audit, workers, metrics),
     )
     with stop_on_signal(dialler.stopping):
         dialler.run()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from torch import Tensor
@@ -37,6 +37,9 @@ from efvfl.runs.trackers import Tracker, open_trackers
 from efvfl.training.stopping import ending
 from efvfl.util.extras import optional
 from efvfl.util.files import write_atomically
+
+if TYPE_CHECKING:
+    from efvfl.network.ops.metrics import MetricsEndpoint
 
 log = logging.getLogger("efvfl")
 
@@ -152,7 +155,7 @@ def serve_predictions(
     session = _open(options, config, _load_data(options, config), console, stack, trained=True)
     endpoint = service.prepare(wanted, session.process.folder, stack)
     session.listen(options, stack)
-    service.run(endpoint, session.process, session.status)
+    service.run(endpoint, session.process, session.status, session.metrics)
 
 
 def write_predictions(
@@ -183,6 +186,7 @@ class _Session:
     audit: AuditLog
     status: StatusLine
     credentials: Credentials | None
+    metrics: MetricsEndpoint | None
 
     def listen(self, options: SessionOptions, stack: ExitStack) -> None:
         """Open the port for the parties."""
@@ -215,7 +219,8 @@ def _open(
     timeouts = ServerTimeouts(absent=network.absent_seconds, stale=network.stale_seconds, silent=network.silent_seconds)
     status = StatusLine(options.status, console, lambda: _state(process, audit))
     stack.callback(status.close)
-    hooks = Hooks(audit.record, lambda: tick(status, audit, process.workers))
+    metrics = setup.open_metrics(options, lambda: _state(process, audit), status, stack)
+    hooks = Hooks(audit.record, lambda: tick(status, audit, process.workers, metrics))
     process = ServerProcess(config, data, folder, timeouts, hooks)
     here = config.label_holder
     own = {here: local_note(config, here, data.columns["train"])} if here else {}
@@ -227,7 +232,7 @@ def _open(
         process.requests.told.clear()  # parties that take part now must be told when this is over, too
         if not process.finished:
             raise ConfigError(f"training in {folder} is not finished: run `efvfl serve {options.file}` first.")
-    return _Session(process, audit, status, credentials)
+    return _Session(process, audit, status, credentials, metrics)
 
 
 def _state(process: ServerProcess, audit: AuditLog) -> dict[str, Any]:
@@ -244,6 +249,9 @@ def _state(process: ServerProcess, audit: AuditLog) -> dict[str, Any]:
         "codec": codec,
         "waiting": process.requests.waited,
         "missing": process.requests.presence.missing_for(),
+        "parties": list(process.requests.names),
+        "epoch": process.driver.epoch,
+        "scores": process.scores,
     }
 
 

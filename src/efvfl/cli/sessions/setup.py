@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -21,10 +22,14 @@ from efvfl.network.ops.audit_log import AuditLog
 from efvfl.network.ops.lock import Lock
 from efvfl.network.ops.open_files import raise_limit
 from efvfl.network.ops.session import SessionOptions, handle_signals
+from efvfl.network.ops.status import StatusLine
 from efvfl.network.training import beginning, build, trained_folder
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.workers import worker_group
 from efvfl.runs.trained import TrainedRun
+
+if TYPE_CHECKING:
+    from efvfl.network.ops.metrics import MetricsEndpoint
 
 log = logging.getLogger("efvfl")
 
@@ -69,6 +74,20 @@ def open_audit_log(folder: Path, stack: ExitStack) -> AuditLog:
     audit = AuditLog(folder)
     stack.callback(audit.close)
     return audit
+
+
+def open_metrics(
+    options: SessionOptions, state: Callable[[], dict[str, Any]], status: StatusLine, stack: ExitStack
+) -> MetricsEndpoint | None:
+    """Tell Prometheus what `state` returns, if the options say so; the port is closed with the stack."""
+    if not options.metrics:
+        return None
+    from efvfl.network.ops.metrics import MetricsEndpoint  # late: it needs an extra
+
+    endpoint = MetricsEndpoint(options.metrics, state)
+    stack.callback(endpoint.close)
+    status.say(f"Metrics at {endpoint.url}", metrics=endpoint.port)
+    return endpoint
 
 
 def make_dial(address: str, credentials: Credentials | None, limit: int, audit: AuditLog) -> Dial:

@@ -33,6 +33,7 @@ class SessionOptions:
     insecure: bool = False  # no TLS
     status: Mode = "live"
     log: LogForm = "auto"
+    metrics: str = ""  # where Prometheus asks, HOST:PORT; empty: nowhere
     start_from: Path | None = None  # this participant's folder of a trained run, to start from
 
     def folder_of(self, name: str) -> Path:
@@ -78,9 +79,16 @@ def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
             signal.signal(number, previous)
 
 
-def tick(show: Callable[[], None], audit: AuditLog, workers: WorkerGroup | None = None) -> None:
-    """Show the status, count socket bytes and send workers a sign of life; each does so only when it is due."""
+def tick(
+    show: Callable[[], None],
+    audit: AuditLog,
+    workers: WorkerGroup | None = None,
+    publish: Callable[[], None] | None = None,
+) -> None:
+    """Show the status, publish it, count socket bytes and send workers a sign of life; each only when it is due."""
     show()
+    if publish:
+        publish()
     audit.tick()
     if workers:
         workers.idle()

@@ -74,7 +74,7 @@ def log_records(records: Iterable[Record], epochs: int) -> Iterator[Record]:
     for record in records:
         scores = record.validation or record.train
         shown = "".join(f", {name} {value:.4f}" for name, value in scores.items())
-        numbers = {"epoch": record.epoch, "step": record.step, "seconds": record.seconds}
+        numbers: dict[str, Any] = {"epoch": record.epoch, "step": record.step, "seconds": record.seconds}
         numbers |= {"bytes_up": record.bytes_up, "bytes_down": record.bytes_down, "train": record.train}
         log.info(
             "epoch %d of %d: loss on surrogates %.4f%s",

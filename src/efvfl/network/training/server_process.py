@@ -145,6 +145,12 @@ class ServerProcess:
         return self.driver.finished(self.schedule) and not self.requests.under_way
 
     @property
+    def scores(self) -> dict[str, dict[str, float]]:
+        """Of held-out rows, by split, at the last evaluation."""
+        last = self.records[-1] if self.records else None
+        return {} if last is None else {"validation": last.validation, "test": last.test}
+
+    @property
     def computing(self) -> float:
         """Seconds that this process has computed, the label holder's own party included."""
         return self.driver.computing + sum(party.seconds for party in self.local.values())
