@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from efvfl.cli import align, certs, data, federation, plan, reproduce, run, service
+from efvfl.cli import align, certs, data, federation, plan, quick_start, reproduce, run, service
 from efvfl.errors import (
     AbsentError,
     CheckpointError,
@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     if arguments is None:  # a command of its own: processes that it starts must not look for modules in its folder
         os.environ.setdefault("PYTHONSAFEPATH", "1")
+        quick_start.without_compiler()
     options = _parser().parse_args(arguments)
     from rich.console import Console  # late, so that --help stays quick
 
