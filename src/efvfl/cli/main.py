@@ -9,7 +9,9 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
+import efvfl
 from efvfl.cli import align, certs, data, federation, plan, reproduce, run, service
+from efvfl.cli.options import examples_text
 from efvfl.errors import (
     AbsentError,
     CheckpointError,
@@ -54,7 +56,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="efvfl", description="Vertical federated learning with error feedback.")
+    parser = argparse.ArgumentParser(
+        prog="efvfl",
+        description="Vertical federated learning with error feedback. `efvfl COMMAND --help` says more about each.",
+        epilog=examples_text("demo", "run run.toml", "serve federation.toml", "join federation.toml --party bank"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"efvfl {efvfl.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for group in _GROUPS:
         group.register(commands)

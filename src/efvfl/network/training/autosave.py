@@ -9,8 +9,7 @@ from typing import Any
 
 from efvfl.config.run_file import NetworkConfig
 from efvfl.errors import CheckpointError
-from efvfl.network import handshake
-from efvfl.util import checkpoint
+from efvfl.util import checkpoint, nested
 
 CHECKPOINT = "checkpoint.safetensors"  # in a participant's folder
 VERSION = 4  # of a checkpoint's layout
@@ -63,7 +62,6 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]
         if before.get(key) == now[key]:
             continue
         if key in ("shared", "own"):
-            for where, old, new in handshake.differences(before.get(key), now[key]):
-                yield where if where in ("private_seed", "weights") else f"{where}: {old!r:.80} then, {new!r:.80} now"
+            yield from nested.changes(before.get(key), now[key])
         elif key != "digest":  # which is that of the shared settings
             yield key
