@@ -63,6 +63,12 @@ def own_part(config: RunConfig, salt: str, weights: Tensor | None) -> dict[str, 
     return dict(json.loads(json.dumps(table)))
 
 
+def own_model(config: RunConfig, name: str) -> dict[str, Any]:
+    """Return the settings of a party's model, for its checkpoint: they are never sent. Where it computes may change."""
+    model = asdict(model_config(config, name))
+    return {"model": {key: value for key, value in json.loads(json.dumps(model)).items() if key != "device"}}
+
+
 def _salted(salt: str, numbers: Tensor) -> str:
     return hashlib.blake2b(salt.encode() + numbers.numpy().tobytes(), digest_size=16).hexdigest()
 

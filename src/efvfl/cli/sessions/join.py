@@ -49,6 +49,7 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
         questions.QuestionHandler(party, data, limits.train_rows),
         limits,
         CheckpointPolicy(network),
+        handshake.own_model(config, name),
     )
     stack.callback(process.message_log.close)
     audit = setup.open_audit_log(folder, stack)
