@@ -128,7 +128,7 @@ def waiting(
 @contextmanager
 def serving(credentials: Credentials) -> Iterator[str]:
     """What `efvfl serve` opens: gRPC's port."""
-    server, port = grpc.listen("127.0.0.1:0", credentials, 1 << 20, 1, lambda wire, name: wire.close())
+    server, port = grpc.listen("127.0.0.1:0", credentials, 1 << 20, 1, lambda wire, name: None)
     try:
         yield f"127.0.0.1:{port}"
     finally:

@@ -75,6 +75,7 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
         PartyTimeouts(server=network.absent_seconds),
         on_frame=audit.record,
         on_tick=partial(tick, status, audit, workers),
+        explain=setup.make_explain(options.address_of(config), credentials),
     )
     with stop_on_signal(dialler.stopping):
         dialler.run()
