@@ -7,22 +7,43 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_device, add_session, add_start, session_options
+from efvfl.cli.options import Commands, add_command, add_device, add_session, add_start, session_options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
+_SERVE = """The label holder's process: it waits for the parties, trains with them, and leaves records and the model in
+its folder. Stopped or killed, the same command goes on where it was."""
+_JOIN = """A party's process: it dials the label holder, takes part in training, and answers questions about its rows
+until the label holder ends the run. Stopped or killed, the same command goes on where it was."""
+_PREDICT = """Predicts rows with the trained model: those of a file of ids, or of a split. The parties run `efvfl join`
+meanwhile. Exit code 6: done, but some rows are not held by all parties."""
+
+
 def register(commands: Commands) -> None:
     """Add the commands of this file to the parser."""
-    serve = commands.add_parser("serve", help="the label holder: train with the parties that join")
+    serve = add_command(
+        commands,
+        "serve",
+        "the label holder: train with the parties that join",
+        _SERVE,
+        "serve federation.toml",
+        "serve federation.toml --address 0.0.0.0:7143 --status json",
+    )
     serve.add_argument("file", type=Path, help="the federation file")
     add_device(serve)
     add_session(serve)
     add_start(serve, "this participant's folder of a finished run")
     serve.set_defaults(handler=_serve)
 
-    join = commands.add_parser("join", help="a party: take part, and answer questions about rows")
+    join = add_command(
+        commands,
+        "join",
+        "a party: take part, and answer questions about rows",
+        _JOIN,
+        "join federation.toml --party bank",
+    )
     join.add_argument("file", type=Path, help="the federation file")
     join.add_argument("--party", required=True, help="which of the parties this is")
     add_device(join)
@@ -30,7 +51,14 @@ def register(commands: Commands) -> None:
     add_start(join, "this participant's folder of a finished run")
     join.set_defaults(handler=_join)
 
-    predict = commands.add_parser("predict", help="the label holder: predict rows by id with the parties that join")
+    predict = add_command(
+        commands,
+        "predict",
+        "the label holder: predict rows by id with the parties that join",
+        _PREDICT,
+        "predict federation.toml --split test",
+        "predict federation.toml --ids ids.txt --out march.parquet",
+    )
     predict.add_argument("file", type=Path, help="the federation file")
     predict.add_argument("--ids", type=Path, help="a file with one id a line")
     predict.add_argument("--split", choices=("validation", "test"), help="in place of --ids")
@@ -39,7 +67,13 @@ def register(commands: Commands) -> None:
     add_session(predict)
     predict.set_defaults(handler=_predict)
 
-    audit = commands.add_parser("audit", help="what left the building: totals by kind, and what each kind contains")
+    audit = add_command(
+        commands,
+        "audit",
+        "what left the building: totals by kind, and what each kind contains",
+        "Adds up what a participant has sent and received, from the list of every frame that it keeps in its folder.",
+        "audit runs/federation/bank",
+    )
     audit.add_argument("run", type=Path, help="a participant's folder, or one with several")
     audit.set_defaults(handler=_audit)
 

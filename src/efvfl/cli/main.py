@@ -9,7 +9,9 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from efvfl.cli import align, certs, data, federation, plan, quick_start, reproduce, run, service
+import efvfl
+from efvfl.cli import align, certs, data, doctor, federation, plan, quick_start, reproduce, run, service
+from efvfl.cli.options import examples_text
 from efvfl.errors import (
     AbsentError,
     CheckpointError,
@@ -46,7 +48,7 @@ _CODES: tuple[tuple[type[EfvflError], int], ...] = (
 LINE_ENDS = "\n\t"  # what a text of ours may have; in that of a peer they are replaced as soon as it is read
 
 # Every group registers its commands and their handlers; a handler imports what it needs when it is called.
-_GROUPS = (run, plan, data, reproduce, certs, align, federation, service)
+_GROUPS = (run, plan, data, reproduce, certs, doctor, align, federation, service)
 
 # What these write is public, or they look after it themselves; what others write tells of rows and labels.
 _PUBLIC = frozenset({"data", "demo", "reproduce", "figures", "certs"})
@@ -54,7 +56,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="efvfl", description="Vertical federated learning with error feedback.")
+    parser = argparse.ArgumentParser(
+        prog="efvfl",
+        description="Vertical federated learning with error feedback. `efvfl COMMAND --help` says more about each.",
+        epilog=examples_text("demo", "run run.toml", "serve federation.toml", "join federation.toml --party bank"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"efvfl {efvfl.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for group in _GROUPS:
         group.register(commands)

@@ -12,6 +12,22 @@ if TYPE_CHECKING:
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
+def add_command(commands: Commands, name: str, summary: str, about: str, *examples: str) -> argparse.ArgumentParser:
+    """Add a command: `summary` is its line in the list of all, `about` and the examples are under its own --help."""
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=about,
+        epilog=examples_text(*examples),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def examples_text(*examples: str) -> str:
+    """Return commands as the end of a --help shows them."""
+    return "\n".join([f"example{'s' if len(examples) > 1 else ''}:", *(f"  efvfl {line}" for line in examples)])
+
+
 def add_device(command: argparse.ArgumentParser) -> None:
     """Add the choice of a device."""
     command.add_argument("--device", choices=("cpu", "cuda", "mps"), help="of local models, in place of the file's")

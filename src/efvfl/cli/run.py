@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_device, add_start
+from efvfl.cli.options import Commands, add_command, add_device, add_start
 from efvfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,17 +19,37 @@ if TYPE_CHECKING:
     from efvfl.training.record import Record
 
 
+_RUN = """Trains what a run file says, with all parties in this process, and leaves records, the model and a picture in
+a folder. Interrupted or killed, the same command with --resume goes on from the last record."""
+_INSPECT = """Reads a table as a federation would, and says which columns would be used and how, what is missing, and
+which ids occur twice. With --against: how many ids two tables share, and in which format they would share more."""
+
+
 def register(commands: Commands) -> None:
     """Add the commands of this file to the parser."""
-    demo = commands.add_parser("demo", help="train three methods on handwritten digits and compare them")
+    demo = add_command(
+        commands,
+        "demo",
+        "train three methods on handwritten digits and compare them",
+        "Trains four parties, each with one quadrant of a digit, in four ways, and prints what each of them costs.",
+        "demo",
+        "demo --out picture --seed 3",
+    )
     demo.add_argument(
         "--out", type=Path, default=Path("efvfl-demo"), help="folder of the picture (default: %(default)s)"
     )
     demo.add_argument("--seed", type=int, default=0)
     demo.set_defaults(handler=_demo)
 
-    run = commands.add_parser("run", help="train from one TOML file, all parties in this process")
-    run.add_argument("file", type=Path)
+    run = add_command(
+        commands,
+        "run",
+        "train from one TOML file, all parties in this process",
+        _RUN,
+        "run run.toml",
+        "run run.toml --epochs 200 --resume",
+    )
+    run.add_argument("file", type=Path, help="the run file")
     run.add_argument("--out", type=Path, help="folder of records and checkpoint (default: runs/NAME)")
     run.add_argument("--epochs", type=int, help="in place of the file's")
     run.add_argument("--seed", type=int, help="in place of the file's")
@@ -38,7 +58,14 @@ def register(commands: Commands) -> None:
     add_start(run, "the folder of a finished run")
     run.set_defaults(handler=run_file)
 
-    inspect = commands.add_parser("inspect", help="what would be used of a table, and what looks wrong in it")
+    inspect = add_command(
+        commands,
+        "inspect",
+        "what would be used of a table, and what looks wrong in it",
+        _INSPECT,
+        "inspect bank.csv --id customer --label default",
+        "inspect bank.csv --id customer --against telco.csv --against-id subscriber",
+    )
     inspect.add_argument("file", type=Path, help=".csv, .csv.gz, .tsv, .parquet or .arrow")
     inspect.add_argument("--id", default="", help="the column that names the rows")
     inspect.add_argument("--label", default="", help="the column to predict")
@@ -46,12 +73,24 @@ def register(commands: Commands) -> None:
     inspect.add_argument("--against-id", default="", help="its column of ids (default: that of --id)")
     inspect.set_defaults(handler=_inspect)
 
-    report = commands.add_parser("report", help="one HTML page about a run: metrics, curves, bytes, settings")
+    report = add_command(
+        commands,
+        "report",
+        "one HTML page about a run: metrics, curves, bytes, settings",
+        "Writes one page about a finished run, for people who did not see it: no script, nothing from elsewhere.",
+        "report runs/run",
+    )
     report.add_argument("run", type=Path, help="the folder of a run, or of the label holder")
     report.add_argument("--out", type=Path, help="the page (default: report.html in the folder)")
     report.set_defaults(handler=_report)
 
-    compressors = commands.add_parser("compressors", help="list compressors: knobs, alpha, measured bytes")
+    compressors = add_command(
+        commands,
+        "compressors",
+        "list compressors: knobs, alpha, measured bytes",
+        "Lists all compressors with their settings, and the bytes that each makes of a block of random numbers.",
+        "compressors --rows 128 --width 16",
+    )
     compressors.add_argument("--rows", type=int, default=128)
     compressors.add_argument("--width", type=int, default=16)
     compressors.set_defaults(handler=_compressors)

@@ -26,7 +26,7 @@ from efvfl.runs.trained import TrainedRun, module_state, read_encoder
 from efvfl.training.federation import Federation
 from efvfl.training.options import Evaluation
 from efvfl.training.record import Record
-from efvfl.util import checkpoint
+from efvfl.util import checkpoint, nested
 from efvfl.util.files import write_atomically
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ class RunCheckpoint:
         """
         state = checkpoint.load_kept(self.path)
         _check_layout(self.path, state)
-        if state["config"] != self.settings:
-            changed = sorted(k for k in self.settings if state["config"].get(k) != self.settings[k])
+        if changed := nested.changes(state["config"], self.settings):
             raise ConfigError(
-                f"{self.path} was made with other settings of {', '.join(changed)}: restore them or start anew."
+                f"{self.path} was made with other settings ({'; '.join(changed)}): restore them, or start anew in "
+                "another folder."
             )
         federation.load_state_dict(state["federation"])
         return [Record.from_json(line) for line in state["records"]]

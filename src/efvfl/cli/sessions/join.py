@@ -49,6 +49,7 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
         questions.QuestionHandler(party, data, limits.train_rows),
         limits,
         CheckpointPolicy(network),
+        handshake.own_model(config, name),
     )
     stack.callback(process.message_log.close)
     audit = setup.open_audit_log(folder, stack)
@@ -74,6 +75,7 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
         PartyTimeouts(server=network.absent_seconds),
         on_frame=audit.record,
         on_tick=partial(tick, status, audit, workers),
+        explain=setup.make_explain(options.address_of(config), credentials),
     )
     with stop_on_signal(dialler.stopping):
         dialler.run()

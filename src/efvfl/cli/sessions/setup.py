@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from efvfl.network.identity.certificates import Credentials
 from efvfl.network.links.dialling import Dial
 from efvfl.network.links.grpc import dial, listen, port_of
 from efvfl.network.links.requests import Requests
+from efvfl.network.links.tls_probe import connect, probe
 from efvfl.network.ops.audit_log import AuditLog
 from efvfl.network.ops.lock import Lock
 from efvfl.network.ops.open_files import raise_limit
@@ -27,6 +29,8 @@ from efvfl.network.workers import worker_group
 from efvfl.runs.trained import TrainedRun
 
 log = logging.getLogger("efvfl")
+
+PROBE = 3.0  # seconds for a look at why a server cannot be reached
 
 
 def start(
@@ -75,6 +79,13 @@ def make_dial(address: str, credentials: Credentials | None, limit: int, audit: 
     """Return what connects to the server; the audit log counts the bytes on its sockets."""
     audit.watch(port_of(address))
     return partial(dial, address, credentials, limit, audit.count)
+
+
+def make_explain(address: str, credentials: Credentials | None) -> Callable[[], None]:
+    """Return what finds out why there is no connection to the server, and raises it."""
+    if credentials is None:
+        return lambda: connect(address, PROBE)[0].close()
+    return partial(probe, address, credentials, PROBE)
 
 
 def open_port(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -17,10 +18,13 @@ from typing import Any, TypeAlias
 from efvfl.errors import ConfigError, LinkError, WireError, printable
 from efvfl.network.identity.certificates import SERVER, Credentials, peer_name
 from efvfl.network.links.connection_guard import PERIOD, ConnectionGuard, ConnectionLimits
+from efvfl.network.links.failed_handshakes import FailedHandshakes
 from efvfl.network.links.frame import MAX_JSON, PIECE, Assembler, pieces
 from efvfl.network.links.wire import Wire
 from efvfl.util.extras import optional
 
+# Its log is lines of C++ on stderr; what matters of it is said by failed_handshakes.py and tls_probe.py.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 with optional("network", "a federation over a network"):
     import grpc
 
@@ -174,14 +178,20 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.limit = limit
         self.secure = secure
         self.guard: ConnectionGuard | None = None  # there is one as soon as the port is known
+        self.handshakes = FailedHandshakes()
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         return grpc.stream_stream_rpc_method_handler(self._link) if details.method == METHOD else None
+
+    def begin_handshake(self) -> None:
+        """Keep the certificate; gRPC asks for it at the beginning of every handshake."""
+        self.handshakes.began()
 
     def _link(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         name = peer_name(context.auth_context()) if self.secure else None
         if self.secure and name is None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "a certificate of this federation is needed.")
+        self.handshakes.opened(context.peer())
         if self.guard:
             self.guard.opened(context.peer())
             context.add_callback(partial(self.guard.closed, context.peer()))
@@ -210,24 +220,27 @@ def listen(
             refuse_plaintext_beyond_loopback(address)
             port = server.add_insecure_port(address)
         else:
-            secret = grpc.ssl_server_credentials(
-                [(credentials.key, credentials.certificate)], credentials.ca, require_client_auth=True
+            own = grpc.ssl_server_certificate_configuration(
+                [(credentials.key, credentials.certificate)], credentials.ca
             )
+            secret = grpc.dynamic_ssl_server_credentials(own, service.begin_handshake, True)
             port = server.add_secure_port(address, secret)
     except RuntimeError as error:
         raise ConfigError(
             f"cannot listen on {address} ({error}): is another server running, or is the port not ours?"
         ) from error
-    service.guard = ConnectionGuard(port, limits)
+    service.guard, service.handshakes.port = ConnectionGuard(port, limits), port
     server.start()
-    threading.Thread(target=_watch, args=(server, service.guard), daemon=True, name="efvfl-guard").start()
+    threading.Thread(target=_watch, args=(server, service), daemon=True, name="efvfl-guard").start()
     return server, port
 
 
-def _watch(server: grpc.Server, guard: ConnectionGuard) -> None:
+def _watch(server: grpc.Server, service: _Service) -> None:
     """Look after the connections until the server is stopped."""
     while server.wait_for_termination(PERIOD):  # True: the time is over, and it runs on
-        guard.look()
+        service.handshakes.look()
+        if service.guard:
+            service.guard.look()
 
 
 def dial(
