@@ -1,4 +1,4 @@
-"""`efvfl certs`: a private certificate authority, and a key pair for every participant."""
+"""`efvfl certs`: an authority and all key pairs in one place, for demonstrations and for clients of the service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def register(commands: Commands) -> None:
     """Add the commands of this file to the parser."""
-    certs = commands.add_parser("certs", help="make a private CA and a key pair for every participant")
+    certs = commands.add_parser("certs", help="for demonstrations: a CA and all keys in one place (else: init, sign)")
     certs.add_argument("file", type=Path, help="the federation file")
     certs.add_argument("--out", type=Path, default=Path("certs"), help="folder (default: %(default)s)")
     certs.add_argument("--days", type=int, default=365, help="until they expire (default: %(default)s)")

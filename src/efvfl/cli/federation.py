@@ -7,40 +7,44 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_device, add_session, add_start, session_options
+from efvfl.cli.options import Commands, add_device, add_file, add_session, add_start, folder_of, session_options
+from efvfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
+_WHO = "who joins? Give your own file (`efvfl init` writes one), or --party NAME with one file for all."
+
+
 def register(commands: Commands) -> None:
     """Add the commands of this file to the parser."""
     serve = commands.add_parser("serve", help="the label holder: train with the parties that join")
-    serve.add_argument("file", type=Path, help="the federation file")
+    add_file(serve)
     add_device(serve)
     add_session(serve)
     add_start(serve, "this participant's folder of a finished run")
     serve.set_defaults(handler=_serve)
 
     join = commands.add_parser("join", help="a party: take part, and answer questions about rows")
-    join.add_argument("file", type=Path, help="the federation file")
-    join.add_argument("--party", required=True, help="which of the parties this is")
+    add_file(join)
+    join.add_argument("--party", help="with one file for all: which of the parties this is")
     add_device(join)
     add_session(join)
     add_start(join, "this participant's folder of a finished run")
     join.set_defaults(handler=_join)
 
     predict = commands.add_parser("predict", help="the label holder: predict rows by id with the parties that join")
-    predict.add_argument("file", type=Path, help="the federation file")
+    add_file(predict)
     predict.add_argument("--ids", type=Path, help="a file with one id a line")
     predict.add_argument("--split", choices=("validation", "test"), help="in place of --ids")
-    predict.add_argument("--out", type=Path, default=Path("predictions.csv"), help=".csv or .parquet")
+    predict.add_argument("--out", type=Path, help=".csv or .parquet (default: predictions.csv, beside the own file)")
     add_device(predict)
     add_session(predict)
     predict.set_defaults(handler=_predict)
 
     audit = commands.add_parser("audit", help="what left the building: totals by kind, and what each kind contains")
-    audit.add_argument("run", type=Path, help="a participant's folder, or one with several")
+    audit.add_argument("run", type=Path, help="a participant's own file or folder, or a folder with several")
     audit.set_defaults(handler=_audit)
 
 
@@ -57,9 +61,13 @@ def _join(options: argparse.Namespace, console: Console) -> None:
     from efvfl.cli.sessions import join, setup
 
     session = session_options(options)
+    name = session.party(options.party)
+    if not name:
+        holder = f"{options.file} is the label holder's own file: start `efvfl serve` with it."
+        raise ConfigError(holder if session.participant else _WHO)
     config = setup.start(session, options.device)
     with contextlib.ExitStack() as stack:
-        join.join(session, options.party, config, console, stack)
+        join.join(session, name, config, console, stack)
 
 
 def _predict(options: argparse.Namespace, console: Console) -> None:
@@ -67,7 +75,8 @@ def _predict(options: argparse.Namespace, console: Console) -> None:
 
     session = session_options(options)
     config = setup.start(session, options.device, single_process="predict")
-    wanted = serve.PredictionFile(options.ids, options.split, options.out)
+    out = options.out or (options.file.parent if session.participant else Path()) / "predictions.csv"
+    wanted = serve.PredictionFile(options.ids, options.split, out)
     with contextlib.ExitStack() as stack:
         serve.predict(session, wanted, config, console, stack)
 
@@ -75,6 +84,6 @@ def _predict(options: argparse.Namespace, console: Console) -> None:
 def _audit(options: argparse.Namespace, console: Console) -> None:
     from efvfl.network.ops import audit_log
 
-    for folder in audit_log.folders(options.run):
+    for folder in audit_log.folders(folder_of(options.run)):
         lines = audit_log.read(folder)
         console.print(audit_log.table(folder.name, lines), audit_log.contents(lines), "", highlight=False)
