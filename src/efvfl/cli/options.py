@@ -44,25 +44,51 @@ def add_start(command: argparse.ArgumentParser, what: str) -> None:
     )
 
 
+def add_place(command: argparse.ArgumentParser, *folder: str) -> None:
+    """Add where a participant keeps its things, and where the server is."""
+    command.add_argument(
+        *(folder or ("--dir",)),
+        type=Path,
+        help="this participant's folder (default: the own file's; with one file for all, runs/FILE/NAME)",
+    )
+    command.add_argument("--address", help="in place of the file's")
+    command.add_argument("--certs", type=Path, help="folder (default: the own file's, or certs)")
+
+
 def add_session(command: argparse.ArgumentParser, *folder: str) -> None:
     """Add what every participant's process needs: its folder, an address, certificates and a way to show its status."""
-    command.add_argument(*(folder or ("--dir",)), type=Path, help="this participant's folder (default: runs/FILE/NAME)")
-    command.add_argument("--address", help="in place of the file's")
-    command.add_argument("--certs", type=Path, default=Path("certs"), help="folder (default: %(default)s)")
+    add_place(command, *folder)
     command.add_argument("--insecure", action="store_true", help="no TLS; on loopback addresses only")
     command.add_argument("--status", choices=("live", "json", "quiet"), default="live")
 
 
 def session_options(options: argparse.Namespace) -> SessionOptions:
-    """Return the options of `add_session` as the network package takes them."""
+    """Return the options of `add_session`, or of `add_place` alone, as the network package takes them."""
+    from efvfl.config import own_file
     from efvfl.network.ops.session import SessionOptions
 
+    participant = own_file.find(options.file)
     return SessionOptions(
         file=options.file,
         folder=options.dir,
         address=options.address,
-        certs=options.certs,
-        insecure=options.insecure,
-        status=options.status,
+        certs=options.certs or (participant.certs if participant else Path("certs")),
+        insecure=getattr(options, "insecure", False),
+        status=getattr(options, "status", "quiet"),
         start_from=getattr(options, "start_from", None),
+        participant=participant,
     )
+
+
+def add_file(command: argparse.ArgumentParser) -> None:
+    """Add the file that every participant's command takes."""
+    command.add_argument("file", type=Path, help="your own file, such as bank.toml, or one file for all")
+
+
+def folder_of(place: Path) -> Path:
+    """Return a folder that is named as such, or that of a participant's own file."""
+    if place.suffix != ".toml":
+        return place
+    from efvfl.config import own_file
+
+    return own_file.participant(place).folder

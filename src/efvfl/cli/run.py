@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_command, add_device, add_start
+from efvfl.cli.options import Commands, add_command, add_device, add_start, folder_of
 from efvfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def register(commands: Commands) -> None:
         "Writes one page about a finished run, for people who did not see it: no script, nothing from elsewhere.",
         "report runs/run",
     )
-    report.add_argument("run", type=Path, help="the folder of a run, or of the label holder")
+    report.add_argument("run", type=Path, help="the folder of a run, or the label holder's folder or own file")
     report.add_argument("--out", type=Path, help="the page (default: report.html in the folder)")
     report.set_defaults(handler=_report)
 
@@ -113,7 +113,7 @@ def _inspect(options: argparse.Namespace, console: Console) -> None:
 def _report(options: argparse.Namespace, console: Console) -> None:
     from efvfl.runs import report
 
-    console.print(f"Report: {report.write(options.run, options.out)}", soft_wrap=True, highlight=False)
+    console.print(f"Report: {report.write(folder_of(options.run), options.out)}", soft_wrap=True, highlight=False)
 
 
 def _compressors(options: argparse.Namespace, console: Console) -> None:

@@ -127,9 +127,8 @@ def lead(options: SessionOptions, config: RunConfig, console: Console, stack: Ex
     progress = ProgressDisplay(options.status, console, state)
     stack.callback(progress.close)
     _describe_tables(progress, local, config)
-    address = options.address_of(config)
-    port = setup.open_port(address, credentials, FRAME, requests, audit, stack)
-    progress.say(setup.listening_text(address, port, requests), port=port)
+    port = setup.open_port(options, config, credentials, FRAME, requests, audit, stack)
+    progress.say(setup.listening_text(options, config, port, requests), port=port)
     with _restartable(), stop_on_signal(requests.stopping):
         aligned = server.run()
     for name in sorted(server.uninformed):
@@ -137,7 +136,7 @@ def lead(options: SessionOptions, config: RunConfig, console: Console, stack: Ex
     _describe_result(progress, local, server, aligned)
 
 
-def show_lists(options: SessionOptions, party: str | None, console: Console) -> None:
+def show_lists(options: SessionOptions, party: str, console: Console) -> None:
     """Show the lists in a participant's folder, and which of them training there began with."""
     folder = options.folder_of(party or certificates.SERVER)
     alignments, began = Alignments(folder), beginning.load(folder)

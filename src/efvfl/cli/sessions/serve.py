@@ -182,9 +182,9 @@ class _Session:
     def listen(self, options: SessionOptions, stack: ExitStack) -> None:
         """Open the port for the parties."""
         requests, config = self.process.requests, self.process.config
-        address, limit = options.address_of(config), build.frame_limit(self.process.plan)
-        port = setup.open_port(address, self.credentials, limit, requests, self.audit, stack)
-        self.status.say(setup.listening_text(address, port, requests), port=port)
+        limit = build.frame_limit(self.process.plan)
+        port = setup.open_port(options, config, self.credentials, limit, requests, self.audit, stack)
+        self.status.say(setup.listening_text(options, config, port, requests), port=port)
 
 
 def _load_data(options: SessionOptions, config: RunConfig) -> ParticipantData:
