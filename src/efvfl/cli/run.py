@@ -39,7 +39,7 @@ def register(commands: Commands) -> None:
     run.set_defaults(handler=run_file)
 
     inspect = commands.add_parser("inspect", help="what would be used of a table, and what looks wrong in it")
-    inspect.add_argument("file", type=Path, help=".csv, .csv.gz, .tsv, .parquet or .arrow")
+    inspect.add_argument("file", type=Path, help=".csv, .csv.gz, .tsv, .parquet or .arrow, or your own file")
     inspect.add_argument("--id", default="", help="the column that names the rows")
     inspect.add_argument("--label", default="", help="the column to predict")
     inspect.add_argument("--against", type=Path, help="another table: how many ids both have, and in which format more")
@@ -66,9 +66,15 @@ def _demo(options: argparse.Namespace, console: Console) -> None:
 def _inspect(options: argparse.Namespace, console: Console) -> None:
     from efvfl.data.tables.inspect import command, compare_ids
 
-    command(options.file, options.id, options.label, console)
+    path, id, label = options.file, options.id, options.label
+    if path.suffix == ".toml":
+        from efvfl.config import own_file
+
+        own = own_file.table_of(path)
+        path, id, label = path.parent / own["path"], id or own.get("id", ""), label or own.get("label", "")
+    command(path, id, label, console)
     if options.against:
-        compare_ids({options.file: options.id, options.against: options.against_id or options.id}, console)
+        compare_ids({path: id, options.against: options.against_id or id}, console)
 
 
 def _report(options: argparse.Namespace, console: Console) -> None:
