@@ -155,7 +155,7 @@ class _Writer:
             self._say(f"wrote {path}")
 
     def _say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+        self.console.print(text, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def _text_of(path: Path) -> str:

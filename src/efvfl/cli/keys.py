@@ -1,4 +1,4 @@
-"""`efvfl request`, `sign`, `accept` and `fingerprint`: certificates for keys that never leave their owners."""
+"""`efvfl request`, `sign`, `accept`, `deny` and `fingerprint`: certificates for keys that never leave their owners."""
 
 from __future__ import annotations
 
@@ -69,6 +69,18 @@ def register(commands: Commands) -> None:
     accept.add_argument("--replace", action="store_true", help="another authority or federation file than before")
     accept.add_argument("--allow-code", action="store_true", help="the federation file names code to be imported")
     accept.set_defaults(handler=_accept)
+
+    deny = add_command(
+        commands,
+        "deny",
+        "the label holder: refuse a certificate from now on",
+        "Puts a certificate on the deny list of the federation file. A server that runs reads it at once: it cuts the\n"
+        "connection, and refuses the next one with the reason.",
+        "deny bank.toml certs/telco.crt",
+    )
+    deny.add_argument("file", type=Path, help="your own file")
+    deny.add_argument("certificate", help="the certificate, or its fingerprint")
+    deny.set_defaults(handler=_deny)
 
     shown = add_command(
         commands,
@@ -242,6 +254,23 @@ def _trust(here: Participant, ca: bytes, options: argparse.Namespace, console: C
         raise ConfigError("nothing was written: compare the fingerprints over the phone first.")
 
 
+def _deny(options: argparse.Namespace, console: Console) -> None:
+    from efvfl.config import new_files, own_file
+    from efvfl.config.network import check_fingerprint
+    from efvfl.network.identity import fingerprints
+    from efvfl.util.files import write_atomically
+
+    here = own_file.participant(options.file)
+    if not here.serves:
+        raise ConfigError(f"{here.file} is the own file of {here.name!r}: only the label holder's server denies.")
+    path = Path(options.certificate)
+    found = fingerprints.of_certificate(_read(path)) if path.exists() else check_fingerprint(options.certificate)
+    own_file.read_federation(here.federation)
+    text = new_files.with_denied(here.federation.read_text(encoding="utf-8"), fingerprints.shown(found))
+    write_atomically(here.federation, text.encode())
+    _say(console, f"denied {fingerprints.shown(found)} in {here.federation}. A server that runs has noticed.")
+
+
 def _fingerprint(options: argparse.Namespace, console: Console) -> None:
     for place in options.path:
         for path in _files(place):
@@ -288,4 +317,4 @@ def _read(path: Path) -> bytes:
 
 
 def _say(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+    console.print(text, soft_wrap=True, highlight=False, markup=False, emoji=False)

@@ -25,7 +25,7 @@ class Questions:
             return given
         if self.possible:
             shown = f" [{default}]" if default else ""
-            self._console.print(f"{question}{shown}: ", end="", markup=False, highlight=False)
+            self._console.print(f"{question}{shown}: ", end="", markup=False, highlight=False, emoji=False)
             default = sys.stdin.readline().strip() or default
         if not default:
             raise ConfigError(f"{question}? Say it with {flag}.")
@@ -35,5 +35,5 @@ class Questions:
         """Return whether somebody says yes; without a terminal nobody does."""
         if not self.possible:
             return False
-        self._console.print(f"{question} [y/N]: ", end="", markup=False, highlight=False)
+        self._console.print(f"{question} [y/N]: ", end="", markup=False, highlight=False, emoji=False)
         return sys.stdin.readline().strip().lower() in ("y", "yes")

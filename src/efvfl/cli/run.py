@@ -64,9 +64,10 @@ def register(commands: Commands) -> None:
         "what would be used of a table, and what looks wrong in it",
         _INSPECT,
         "inspect bank.csv --id customer --label default",
+        "inspect bank.toml",
         "inspect bank.csv --id customer --against telco.csv --against-id subscriber",
     )
-    inspect.add_argument("file", type=Path, help=".csv, .csv.gz, .tsv, .parquet or .arrow")
+    inspect.add_argument("file", type=Path, help=".csv, .csv.gz, .tsv, .parquet or .arrow, or your own file")
     inspect.add_argument("--id", default="", help="the column that names the rows")
     inspect.add_argument("--label", default="", help="the column to predict")
     inspect.add_argument("--against", type=Path, help="another table: how many ids both have, and in which format more")
@@ -105,9 +106,15 @@ def _demo(options: argparse.Namespace, console: Console) -> None:
 def _inspect(options: argparse.Namespace, console: Console) -> None:
     from efvfl.data.tables.inspect import command, compare_ids
 
-    command(options.file, options.id, options.label, console)
+    path, id, label = options.file, options.id, options.label
+    if path.suffix == ".toml":
+        from efvfl.config import own_file
+
+        own = own_file.table_of(path)
+        path, id, label = path.parent / own["path"], id or own.get("id", ""), label or own.get("label", "")
+    command(path, id, label, console)
     if options.against:
-        compare_ids({options.file: options.id, options.against: options.against_id or options.id}, console)
+        compare_ids({path: id, options.against: options.against_id or id}, console)
 
 
 def _report(options: argparse.Namespace, console: Console) -> None:

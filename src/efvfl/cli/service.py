@@ -65,6 +65,7 @@ def _serve_predictions(options: argparse.Namespace, console: Console) -> None:
         client_names=frozenset(options.client_certs or ()),
         tls_cert=options.tls_cert,
         tls_key=options.tls_key,
+        denied=session.deny_list(),
         settings=ServiceSettings(
             options.timeout,
             options.source,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from efvfl.config.own_file import SERVER
+from efvfl.config.parsing import parse
+from efvfl.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,21 @@ listen = {_text(answers.listen)}   # where the server listens; in the federation
 def added_party(name: str) -> str:
     """Return what is appended to a federation file for one more party."""
     return f"\n[[party]]\nname = {_text(name)}\n"
+
+
+def with_denied(text: str, fingerprint: str) -> str:
+    """Return the text of a federation file with one more certificate denied; all else in it stays as it is."""
+    table = parse(text, "federation.toml")
+    network = table.setdefault("network", {})
+    denied = [*network.get("denied", []), fingerprint]
+    line = f"denied = {json.dumps(denied)}"
+    changed, count = re.subn(r"^denied = \[[^\]]*\]", line, text, flags=re.MULTILINE)
+    if not count and "denied" not in network:
+        changed = re.sub(r"^\[network\][^\n]*$", rf"\g<0>\n{line}", text, count=1, flags=re.MULTILINE)
+    network["denied"] = denied
+    if parse(changed, "federation.toml") != table:  # it is written in a way that is not ours
+        raise ConfigError(f"cannot change this file: write {line!r} below [network] yourself.")
+    return changed
 
 
 def _text(value: str) -> str:

@@ -81,6 +81,17 @@ def participant(path: Path, own: Mapping[str, Any] | None = None) -> Participant
     return found
 
 
+def table_of(path: Path) -> dict[str, Any]:
+    """Return what an own file says of its table: at least `path`."""
+    own = _table(path)
+    participant(path, own)
+    for key, kind in (("data", OwnData), ("labels", OwnData)):
+        if key in own:
+            read(kind, own[key], f"{path.name}: {key}")
+            return dict(own[key])
+    raise ConfigError(f"{path}: expected [data] with the path of your table, got none.")
+
+
 def read_federation(path: Path) -> dict[str, Any]:
     """Return the table of a federation file, checked on its own."""
     try:
@@ -171,6 +182,7 @@ def _check_place(own: Mapping[str, Any], federation: Mapping[str, Any], where: s
 
 def _table(path: Path) -> dict[str, Any]:
     try:
-        return parse(path.read_text(encoding="utf-8"), str(path))
+        text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # not UTF-8, or a path with a null character
         raise ConfigError(f"cannot read {path}: {error}") from error
+    return parse(text, str(path))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from efvfl.errors import ConfigError, nearest
+from efvfl.errors import ConfigError, describe, nearest
 
 
 def _keys(text: str) -> frozenset[str]:
@@ -54,6 +54,9 @@ def check_own(table: Mapping[str, Any], where: str, federation: str) -> None:
             f"{where}: expected party = 'NAME', the participant whose own file this is ('server' for a label holder "
             f"without columns), got none: the list of all parties is in {federation}."
         )
+    for key in {name.partition(".")[0] for name in OWN if "." in name}:
+        if not isinstance(table.get(key, {}), Mapping):
+            raise ConfigError(f"{where}: {key}: expected a table, got {describe(table[key])}.")
     for key in _unknown(table, OWN):
         if _has(AGREED, key):
             raise ConfigError(f"{where}: {key} is agreed on by all: write it in {federation}, and leave it out here.")

@@ -13,8 +13,7 @@ from efvfl.config.own_file import SERVER, Participant
 from efvfl.config.run_file import PartyConfig, RunConfig
 from efvfl.errors import CheckpointError, ConfigError
 from efvfl.network.identity.authority import write_new
-from efvfl.network.identity.certificates import chmod
-from efvfl.network.workers import worker_group
+from efvfl.network.identity.certificates import read
 
 FILE = "private_seed"  # in a participant's folder
 BITS = 63
@@ -42,16 +41,9 @@ def _kept(folder: Path) -> int:
     path = folder / FILE
     try:
         if not path.exists():
-            if worker_group.size() > 1:
-                raise ConfigError(
-                    "the workers of a party need the same private_seed on every machine: set it in the own file "
-                    "(python -c 'import secrets; print(secrets.randbits(63))')."
-                )
             _draw(path)
-        if path.stat().st_mode & 0o077:
-            raise ConfigError(f"others than its owner can read {path}. {chmod(600, path)}")
-        text = path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError) as error:
+        text = read(path, secret=True).decode("ascii", "replace").strip()
+    except OSError as error:
         raise CheckpointError(f"cannot keep a private seed in {path}: {error}.") from error
     if not text.isdecimal() or int(text).bit_length() > BITS:
         raise CheckpointError(f"{path}: expected a number of {BITS} bits, got {text!r:.80}. Put a good copy back.")
