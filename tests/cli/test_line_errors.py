@@ -130,7 +130,7 @@ def test_warnings_of_failed_handshakes_are_few(caplog: pytest.LogCaptureFixture)
     watch = FailedHandshakes(lambda: time)
     listener = socket.create_server(("127.0.0.1", 0))
     watch.port = listener.getsockname()[1]
-    links = []
+    links: list[socket.socket] = []
 
     def connect() -> str:
         link = socket.create_connection(("127.0.0.1", watch.port))
