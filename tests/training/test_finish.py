@@ -3,7 +3,8 @@
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from efvfl.config.run_file import RunConfig
 from efvfl.runs import run_folder
 from efvfl.training.schedule import Schedule
 from efvfl.training.stopping import ending
-from efvfl.util.finish_request import NAME, ask, ask_and_wait
+from efvfl.util.finish_request import NAME, ask, finish_on_signal
 from efvfl.wire.ledger import Ledger
 
 STEPS = 3  # of an epoch
@@ -79,32 +80,37 @@ def test_patience_keeps_the_best() -> None:
     assert made.record(gradient=False).validation == last.validation
 
 
-def test_a_request_in_the_folder_ends_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text("epochs = 400\nbatch_size = 48\nobserve_gradient = false\ndata = { subset = 120 }\n")
-    out = tmp_path / "out"
-    asked: list[bool] = []
-    asking = threading.Thread(target=lambda: asked.append(until(out) and ask_and_wait(out, 60.0)))
-    asking.start()
+def test_a_request_in_the_folder_ends_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out = tmp_path / "run.toml", tmp_path / "out"
+    file.write_text("epochs = 4\nbatch_size = 48\nobserve_gradient = false\ndata = { subset = 120 }\n")
+    asking = threading.Thread(target=main, args=(["finish", str(out), "--wait", "60"],))
+    save = run_folder.save_records
+
+    def then_ask(folder: Path, records: Sequence[Record]) -> None:
+        save(folder, records)
+        if len(records) == 1:
+            asking.start()
+            while not (out / NAME).exists():
+                time.sleep(0.001)
+
+    monkeypatch.setattr(run_folder, "save_records", then_ask)
     assert main(["run", str(file), "--out", str(out)]) == 0
     asking.join()
-    assert asked == [True]
-    assert "Finished as asked after" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Finished as asked after 4 steps, in epoch 2 of 4." in shown
+    assert "It ends with the step under way" in shown
     settings = run_folder.load_settings(out)
     assert settings is not None  # a report can be made, and another run can start from it
     lines = (out / "records.jsonl").read_text().splitlines()
-    assert 0 < len(lines) < 400
+    assert len(lines) == 2
     assert main(["run", str(file), "--out", str(out), "--resume"]) == 0  # nothing is left to do
     assert (out / "records.jsonl").read_text().splitlines() == lines
-    assert main(["run", str(file), "--out", str(out), "--resume", "--epochs", "401"]) == 0
-    assert Record.from_json((out / "records.jsonl").read_text().splitlines()[-1]).epoch == 401
+    assert main(["run", str(file), "--out", str(out), "--resume", "--epochs", "5"]) == 0
+    last = Record.from_json((out / "records.jsonl").read_text().splitlines()[-1])
+    assert (last.epoch, last.step, last.asked) == (5, 15, False)
     assert not (out / NAME).exists()
-
-
-def until(out: Path) -> bool:
-    while not (out / "records.jsonl").exists():
-        pass
-    return True
 
 
 def test_a_signal_asks_for_the_same_and_nobody_is_asked_in_vain(
@@ -115,8 +121,6 @@ def test_a_signal_asks_for_the_same_and_nobody_is_asked_in_vain(
             if record.epoch == 2:
                 os.kill(os.getpid(), signal.SIGUSR1)
             yield record
-
-    from efvfl.util.finish_request import finish_on_signal
 
     with finish_on_signal(tmp_path / "out"):
         records = train(run(), tmp_path / "out", watch=interrupt)
