@@ -1,4 +1,4 @@
-"""`efvfl run`, `demo`, `report`, `inspect` and `compressors`: everything in one process."""
+"""`efvfl run`, `finish`, `demo`, `report`, `inspect` and `compressors`: everything in one process."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _RUN = """Trains what a run file says, with all parties in this process, and leaves records, the model and a picture in
 a folder. Interrupted or killed, the same command with --resume goes on from the last record."""
+_FINISH = """Asks the process that trains in a folder, `efvfl run` or `efvfl serve`, to end with the step under way as
+if that were the last: it evaluates, keeps the model (with patience the best one), tells the parties, and ends with exit
+code 0. SIGUSR1 asks for the same. More epochs in the file let it go on later."""
 _INSPECT = """Reads a table as a federation would, and says which columns would be used and how, what is missing, and
 which ids occur twice. With --against: how many ids two tables share, and in which format they would share more."""
 
@@ -57,6 +60,18 @@ def register(commands: Commands) -> None:
     run.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder")
     add_start(run, "the folder of a finished run")
     run.set_defaults(handler=run_file)
+
+    finish = add_command(
+        commands,
+        "finish",
+        "end a training that is under way here and now, and keep its model",
+        _FINISH,
+        "finish runs/run",
+        "finish runs/federation/server --wait 600",
+    )
+    finish.add_argument("run", type=Path, help="the folder of a run, or of the label holder")
+    finish.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="(default: %(default)g)")
+    finish.set_defaults(handler=_finish)
 
     inspect = add_command(
         commands,
@@ -95,6 +110,19 @@ def register(commands: Commands) -> None:
     compressors.add_argument("--rows", type=int, default=128)
     compressors.add_argument("--width", type=int, default=16)
     compressors.set_defaults(handler=_compressors)
+
+
+def _finish(options: argparse.Namespace, console: Console) -> None:
+    from efvfl.util.finish_request import ask_and_wait
+
+    if not options.run.is_dir():
+        raise ConfigError(f"there is no folder {options.run}: name that of a run, or of the label holder.")
+    if not ask_and_wait(options.run, options.wait):
+        raise ConfigError(
+            f"nobody has taken the request within {options.wait:g} seconds: only `efvfl run` and `efvfl serve` that "
+            f"train in {options.run} do. If one waits for a party or computes a long step, give a larger --wait."
+        )
+    console.print("It ends with the step under way, evaluates, and keeps the model.", soft_wrap=True)
 
 
 def _demo(options: argparse.Namespace, console: Console) -> None:
@@ -142,6 +170,7 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     from efvfl.runs.terminal import bar, ledger_table, metric_table, summary
     from efvfl.training.stopping import ending
     from efvfl.util.extras import left_out
+    from efvfl.util.finish_request import finish_on_signal
 
     worker_group.refuse("run")
     config = configs.load(options.file)
@@ -157,7 +186,8 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
 
     say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
     start, base = options.start_from, options.file.parent
-    records = train(config, out, options.resume, start_from=start, base=base, watch=watch, say=say)
+    with finish_on_signal(out):
+        records = train(config, out, options.resume, start_from=start, base=base, watch=watch, say=say)
     name = options.file.stem
     if ended := ending(records[-1], config.epochs):
         say(ended)

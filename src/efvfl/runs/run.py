@@ -28,6 +28,7 @@ from efvfl.training.options import Evaluation
 from efvfl.training.record import Record
 from efvfl.util import checkpoint, nested
 from efvfl.util.files import write_atomically
+from efvfl.util.finish_request import FinishRequest
 
 if TYPE_CHECKING:
     from efvfl.data.tables.encode import Encoder
@@ -177,7 +178,10 @@ def train(
         saved.save(federation, records)
         run_folder.save_records(folder, records)
 
+    request = FinishRequest(folder, fresh=not resume)
+    federation.driver.asked = request.taken
     train_on(federation, config, records, save, watch)
+    request.take()  # one that came too late
     if not records:
         raise ConfigError(f"epochs = {config.epochs} leaves nothing to train.")
     _leave_for_report(federation, config, data, folder)

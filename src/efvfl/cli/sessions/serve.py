@@ -35,6 +35,7 @@ from efvfl.runs.run_folder import load_outputs
 from efvfl.training.stopping import ending
 from efvfl.util.extras import optional
 from efvfl.util.files import write_atomically
+from efvfl.util.finish_request import finish_on_signal
 
 log = logging.getLogger("efvfl")
 
@@ -86,7 +87,7 @@ def train(options: SessionOptions, config: RunConfig, console: Console, stack: E
     session = _open(options, config, data, console, stack)
     session.listen(options, stack)
     process = session.process
-    with stop_on_signal(process.requests.stopping):
+    with stop_on_signal(process.requests.stopping), finish_on_signal(process.folder):
         _train(process, session.status)
         _finish(process)
 
