@@ -17,6 +17,15 @@ def add_device(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", choices=("cpu", "cuda", "mps"), help="of local models, in place of the file's")
 
 
+def add_alone(command: argparse.ArgumentParser) -> None:
+    """Add the choice not to train what reports compare with."""
+    command.add_argument(
+        "--no-alone",
+        action="store_true",
+        help="do not train the label holder's own columns alone afterwards, for the report to compare with",
+    )
+
+
 def add_start(command: argparse.ArgumentParser, what: str) -> None:
     """Add the choice of a trained run to start from."""
     command.add_argument(

@@ -21,8 +21,10 @@ from efvfl.config.run_file import RunConfig
 from efvfl.data import Dataset
 from efvfl.errors import CheckpointError, ConfigError
 from efvfl.runs import run_folder
+from efvfl.runs.alone import OwnRows, train_alone
 from efvfl.runs.build import load_data, make_federation, watching
 from efvfl.runs.trained import TrainedRun, module_state, read_encoder
+from efvfl.runs.true_settings import true_settings
 from efvfl.training.federation import Federation
 from efvfl.training.options import Evaluation
 from efvfl.training.record import Record
@@ -92,7 +94,7 @@ def open_trained(folder: Path) -> TrainedRun:
     state = checkpoint.load(path)
     _check_layout(path, state)
     settings = run_folder.load_settings(folder)
-    if settings is None:
+    if settings is None or not settings.complete:
         raise ConfigError(f"the run in {folder} is not finished: give --resume to go on with it first.")
     parties = state["federation"]["parties"]
     models = {name: module_state(party["block"]) for name, party in parties.items()}
@@ -130,6 +132,7 @@ def train(
     base: Path | str | None = None,
     watch: Watch | None = None,
     say: Callable[[str], None] | None = None,
+    alone: bool = False,
 ) -> list[Record]:
     """Train what a run file says, and return the records.
 
@@ -141,6 +144,7 @@ def train(
     - `base`: where relative paths in the settings start, and where your own modules lie: beside the file, or here.
     - `watch`: gets the federation and an iterable of records, and hands the records on: for a progress bar.
     - `say`: gets a sentence about each table, how many of its rows take part; left out: the log `efvfl` has it.
+    - `alone`: afterwards train the label holder's own columns alone, if it has any, for the report to compare with.
 
     A run that was killed and is resumed gives the same records, bit for bit, as one that was not.
 
@@ -177,10 +181,13 @@ def train(
         saved.save(federation, records)
         run_folder.save_records(folder, records)
 
+    _save_settings(federation, config, data, folder, complete=False)
     train_on(federation, config, records, save, watch)
     if not records:
         raise ConfigError(f"epochs = {config.epochs} leaves nothing to train.")
     _leave_for_report(federation, config, data, folder)
+    if alone and config.label_holder:
+        run_folder.save_outputs(folder, train_alone(config, _own_rows(config, data)), run_folder.ALONE)
     return records
 
 
@@ -233,8 +240,28 @@ def _leave_for_report(federation: Federation, config: RunConfig, data: Dataset, 
             outputs[split] = run_folder.Outputs(ids, part.labels, federation.predict(part.features))
     if outputs:
         run_folder.save_outputs(folder, outputs)
-    widths = {name: party.up.width[0] for name, party in federation.parties.items()}
-    rows = {split: len(part.labels) for split, part in federation.splits.items()}
-    run_folder.save_settings(folder, config, widths, rows, federation.server.block.size(), data.participation)
+    _save_settings(federation, config, data, folder, complete=True)
     run_folder.save_columns(folder, data.columns)
     _save_encoders(folder, data)
+
+
+def _save_settings(federation: Federation, config: RunConfig, data: Dataset, folder: Path, complete: bool) -> None:
+    labels = {split: part.labels for split, part in federation.splits.items()}
+    widths = {name: party.up.width[0] for name, party in federation.parties.items()}
+    sizes = run_folder.Sizes(widths, federation.server.block.size(), labels, data.class_names)
+    settings = true_settings(config, {split: len(part) for split, part in labels.items()}, network=False)
+    run_folder.save_settings(folder, settings, sizes, data.participation, complete)
+
+
+def _own_rows(config: RunConfig, data: Dataset) -> OwnRows:
+    """Return what the label holder has itself."""
+    place, name = data.names.index(config.label_holder), config.label_holder
+    splits = {s: part for s in ("train", "validation", "test") if (part := getattr(data, s)) is not None}
+    return OwnRows(
+        {split: part.features[place] for split, part in splits.items()},
+        {split: part.targets for split, part in splits.items()},
+        {split: data.ids.get(split) or [str(i) for i in range(len(part.labels))] for split, part in splits.items()},
+        data.classes,
+        data.encoders.get(name),
+        data.sources[place] if data.sources else None,
+    )
