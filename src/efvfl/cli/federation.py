@@ -7,7 +7,16 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_device, add_session, add_start, session_options
+from efvfl.cli.options import (
+    Commands,
+    add_alone,
+    add_dashboard,
+    add_device,
+    add_session,
+    add_start,
+    dashboard_beside,
+    session_options,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +29,8 @@ def register(commands: Commands) -> None:
     add_device(serve)
     add_session(serve)
     add_start(serve, "this participant's folder of a finished run")
+    add_alone(serve)
+    add_dashboard(serve)
     serve.set_defaults(handler=_serve)
 
     join = commands.add_parser("join", help="a party: take part, and answer questions about rows")
@@ -28,6 +39,7 @@ def register(commands: Commands) -> None:
     add_device(join)
     add_session(join)
     add_start(join, "this participant's folder of a finished run")
+    add_dashboard(join)
     join.set_defaults(handler=_join)
 
     predict = commands.add_parser("predict", help="the label holder: predict rows by id with the parties that join")
@@ -46,11 +58,13 @@ def register(commands: Commands) -> None:
 
 def _serve(options: argparse.Namespace, console: Console) -> None:
     from efvfl.cli.sessions import serve, setup
+    from efvfl.network.identity import certificates
 
     session = session_options(options)
     config = setup.start(session, options.device)
-    with contextlib.ExitStack() as stack:
-        serve.train(session, config, console, stack)
+    folder = session.folder_of(certificates.SERVER)
+    with dashboard_beside(options, folder, console), contextlib.ExitStack() as stack:
+        serve.train(session, config, console, stack, alone=not options.no_alone)
 
 
 def _join(options: argparse.Namespace, console: Console) -> None:
@@ -58,7 +72,7 @@ def _join(options: argparse.Namespace, console: Console) -> None:
 
     session = session_options(options)
     config = setup.start(session, options.device)
-    with contextlib.ExitStack() as stack:
+    with dashboard_beside(options, session.folder_of(options.party), console), contextlib.ExitStack() as stack:
         join.join(session, options.party, config, console, stack)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_alone, add_device, add_start
+from efvfl.cli.options import Commands, add_alone, add_dashboard, add_device, add_start, dashboard_beside
 from efvfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def register(commands: Commands) -> None:
     run.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder")
     add_start(run, "the folder of a finished run")
     add_alone(run)
+    add_dashboard(run)
     run.set_defaults(handler=run_file)
 
     inspect = commands.add_parser("inspect", help="what would be used of a table, and what looks wrong in it")
@@ -112,9 +113,10 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
 
     say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
     start, base = options.start_from, options.file.parent
-    records = train(
-        config, out, options.resume, start_from=start, base=base, watch=watch, say=say, alone=not options.no_alone
-    )
+    with dashboard_beside(options, out, console):
+        records = train(
+            config, out, options.resume, start_from=start, base=base, watch=watch, say=say, alone=not options.no_alone
+        )
     name = options.file.stem
     if ended := ending(records[-1], config.epochs):
         say(ended)

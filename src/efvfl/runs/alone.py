@@ -66,9 +66,7 @@ def train_alone(config: RunConfig, rows: OwnRows, stop: Callable[[], bool] = lam
             patience=patience(config, "validation" in held_out),
             evaluation="compressed" if watch.by_messages else "exact",
         ),
-        setup=Setup(
-            combine=config.fusion.combine, label_holder=name, sources=[rows.source] if rows.source else None
-        ),
+        setup=Setup(combine=config.fusion.combine, label_holder=name, sources=[rows.source] if rows.source else None),
     )
     for _ in made.train(config.epochs, watch.every, gradient=False):
         if stop():

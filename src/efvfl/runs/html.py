@@ -39,7 +39,9 @@ def fold(title: str, inner: str) -> str:
 
 def tiles(values: Mapping[str, str]) -> str:
     """Return a row of large values, each above what it is."""
-    parts = (f"<div class='tile'><b>{escape(value)}</b><span>{escape(what)}</span></div>" for what, value in values.items())
+    parts = (
+        f"<div class='tile'><b>{escape(value)}</b><span>{escape(what)}</span></div>" for what, value in values.items()
+    )
     return f"<div class='tiles'>{''.join(parts)}</div>"
 
 
@@ -80,6 +82,6 @@ def page(title: str, parts: Iterable[str], charts: Charts | None = None) -> str:
     )
     end = ""
     if charts and script:
-        end = "<noscript><p>The curves of this page are drawn by a script within it, which is switched off.</p></noscript>"
+        end = "<noscript><p>The curves of this page are drawn by a script, which is switched off.</p></noscript>"
         end += f'<script id="charts" type="application/json">{charts.data()}</script><script>{script}</script>'
     return f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(parts)}{end}</body></html>\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from html import escape
 from math import isfinite
@@ -14,7 +14,7 @@ import numpy as np
 from efvfl.errors import ConfigError, DataError
 from efvfl.runs import html, metrics, report_figures, report_tables
 from efvfl.runs.report_figures import SPLITS
-from efvfl.runs.run_folder import ALONE, RECORDS, Outputs, RunSettings, load_outputs, load_settings
+from efvfl.runs.run_folder import ALONE, RECORDS, Outputs, load_outputs, load_settings
 from efvfl.runs.svfl_bytes import svfl_bytes
 from efvfl.runs.terminal import size
 from efvfl.training.record import Record
@@ -162,7 +162,10 @@ def _when(run: _Run) -> str:
     time = datetime.fromtimestamp((run.folder / RECORDS).stat().st_mtime, UTC)  # of the last record
     if settings and settings.ended:
         time = datetime.fromisoformat(settings.ended)
-    parts.append(f"{time.day} {time:%B %Y, %H:%M} UTC" + (f", efvfl {settings.version}." if settings and settings.version else "."))
+    parts.append(
+        f"{time.day} {time:%B %Y, %H:%M} UTC"
+        + (f", efvfl {settings.version}." if settings and settings.version else ".")
+    )
     return " ".join(parts)
 
 

@@ -62,6 +62,7 @@ def frames(folder: Path) -> Iterator[str]:
 
 
 def rows_of(settings: RunSettings | None, outputs: Mapping[str, Outputs]) -> Iterator[str]:
+    """Yield how many rows there were, by split and by table."""
     counts = dict(settings.rows) if settings else {split: len(part.ids) for split, part in outputs.items()}
     if counts:
         yield html.table(["split", "rows"], [[split, f"{count:,}"] for split, count in counts.items()], texts=1)
@@ -92,6 +93,7 @@ def columns(folder: Path) -> Iterator[str]:
 
 
 def missing(records: Sequence[Record]) -> Iterator[str]:
+    """Yield which steps went without whom."""
     rows = [
         [f"{record.epoch:,}", name, ", ".join(f"{first:,} to {last:,}" for first, last in spans)]
         for record in records

@@ -23,6 +23,8 @@ from efvfl.errors import CheckpointError, ConfigError
 from efvfl.runs import run_folder
 from efvfl.runs.alone import OwnRows, train_alone
 from efvfl.runs.build import load_data, make_federation, watching
+from efvfl.runs.status_file import StatusFile, kept
+from efvfl.runs.svfl_bytes import bytes_beside
 from efvfl.runs.trained import TrainedRun, module_state, read_encoder
 from efvfl.runs.true_settings import true_settings
 from efvfl.training.federation import Federation
@@ -181,14 +183,31 @@ def train(
         saved.save(federation, records)
         run_folder.save_records(folder, records)
 
-    _save_settings(federation, config, data, folder, complete=False)
-    train_on(federation, config, records, save, watch)
-    if not records:
-        raise ConfigError(f"epochs = {config.epochs} leaves nothing to train.")
-    _leave_for_report(federation, config, data, folder)
-    if alone and config.label_holder:
-        run_folder.save_outputs(folder, train_alone(config, _own_rows(config, data)), run_folder.ALONE)
+    if federation.epoch < config.epochs:
+        _save_settings(federation, config, data, folder, complete=False)
+    with kept(StatusFile(folder, "run", folder.name, lambda: watched_state(federation, config, folder))):
+        train_on(federation, config, records, save, watch)
+        if not records:
+            raise ConfigError(f"epochs = {config.epochs} leaves nothing to train.")
+        _leave_for_report(federation, config, data, folder)
+        if alone and config.label_holder:
+            run_folder.save_outputs(folder, train_alone(config, _own_rows(config, data)), run_folder.ALONE)
     return records
+
+
+def watched_state(federation: Federation, config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Return where a run stands, for who watches it."""
+    server, driver = federation.server, federation.driver
+    channels = [*server.channels.values(), *(party.up for party in federation.parties.values())]
+    codec = sum(channel.seconds for channel in channels)
+    return {
+        "step": server.step_number,
+        "steps": config.epochs * server.batches.per_epoch,
+        "epochs": config.epochs,
+        "loss": server.surrogate_loss,
+        "seconds": {"compute": max(0.0, driver.seconds - codec), "codec": codec},
+        "here": list(federation.parties),
+    } | bytes_beside(run_folder.load_settings(folder), federation.ledger, server.step_number)
 
 
 def _say_rows(data: Dataset, say: Callable[[str], None] | None) -> None:

@@ -63,9 +63,9 @@ class Sizes:
     classes: Sequence[str] = ()  # their names, if they have any
 
 
-def save_records(folder: Path, records: Sequence[Record]) -> None:
-    """Write one line for each record."""
-    write_atomically(folder / RECORDS, "".join(f"{record.to_json()}\n" for record in records).encode())
+def save_records(folder: Path, records: Sequence[Record], flush: bool = True) -> None:
+    """Write one line for each record; without `flush` for who watches, and not to last."""
+    write_atomically(folder / RECORDS, "".join(f"{record.to_json()}\n" for record in records).encode(), flush=flush)
 
 
 def save_outputs(folder: Path, splits: Mapping[str, Outputs], name: str = OUTPUTS) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from efvfl.core.batches import Batches
 from efvfl.runs.run_folder import RunSettings
+from efvfl.wire.ledger import Ledger
 
 
 def svfl_bytes(settings: RunSettings, steps: int) -> dict[str, tuple[int, int]]:
@@ -25,6 +26,17 @@ def svfl_bytes(settings: RunSettings, steps: int) -> dict[str, tuple[int, int]]:
             down = 4 * reported * (sum(widths.values()) - width) + fusion_bytes
         out[name] = (4 * reported * width, down) if name != label_holder else (0, 0)
     return out
+
+
+def bytes_beside(settings: RunSettings | None, ledger: Ledger, steps: int) -> dict[str, dict[str, list[int]]]:
+    """Return for a status file what was sent so far, [up, down] by party, and what SVFL would have sent."""
+    table = ledger.table()
+    names = sorted({name for parties in table.values() for name in parties})
+    full = svfl_bytes(settings, steps) if settings else {}
+    return {
+        "sent": {name: [ledger.total("up", name), ledger.total("down", name)] for name in names},
+        "uncompressed": {name: list(full[name]) for name in names if name in full},
+    }
 
 
 def _rows_of(batches: Batches, steps: int) -> int:
