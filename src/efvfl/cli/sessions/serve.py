@@ -235,11 +235,13 @@ def _open(
     timeouts = ServerTimeouts(absent=network.absent_seconds, stale=network.stale_seconds, silent=network.silent_seconds)
     status = StatusLine(options.status, console, lambda: _state(process, audit))
     stack.callback(status.close)
-    file = StatusFile(folder, "predict" if trained else "serve", certificates.SERVER, lambda: _watched(process, audit))
-    hooks = Hooks(audit.record, lambda: tick((status, file), audit, process.workers))
+    file = StatusFile(folder, "serve", certificates.SERVER, lambda: _watched(process, audit))
+    shows = (status,) if trained else (status, file)  # what training left is not about predictions
+    hooks = Hooks(audit.record, lambda: tick(shows, audit, process.workers))
     process = ServerProcess(config, data, folder, timeouts, hooks)
-    file.watch()
-    stack.push(file.leave)
+    if not trained:
+        file.watch()
+        stack.push(file.leave)
     if process.workers:
         stack.push(process.workers.leave)
     stack.callback(process.message_log.close)

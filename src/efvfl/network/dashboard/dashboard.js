@@ -72,19 +72,19 @@
     at("say").hidden = !say;
     at("say").textContent = say ? (run.stage === "failed" && status.why ? `${say}: ${status.why}` : say) : "";
     at("progress").hidden = !steps;
-    if (steps) { at("progress").max = steps; at("progress").value = Math.min(steps, step || 0); }
+    if (steps) { at("progress").max = steps; at("progress").value = run.stage === "finished" ? steps : Math.min(steps, step || 0); }
     const sent = run.sent || { sent: {}, uncompressed: {} }, up = sum(sent.sent, 0), down = sum(sent.sent, 1);
     const named = Object.keys(sent.sent).filter((name) => name in sent.uncompressed);
     const full = named.reduce((all, name) => all + sent.uncompressed[name][0] + sent.uncompressed[name][1], 0), fewer = full / (up + down);
     const unit = run.runs ? "runs done" : "steps";
     tiles([
-      step !== null && step !== undefined ? [number(step), steps ? `of ${number(steps)} ${unit}` : unit] : null,
+      step !== null && step !== undefined ? [number(step), steps && steps !== step ? `of ${run.stage === "finished" ? "at most " : ""}${number(steps)} ${unit}` : unit] : null,
       running && status.rate > 0 && steps > step ? [long((steps - step) / status.rate), `left at most, at ${exact(status.rate)} steps a second`] : null,
       status.loss !== undefined && status.loss !== null ? [status.loss.toFixed(4), "loss of the last step, on surrogates"] : null,
       score(run),
       up + down ? [bytes(up + down), `sent for training: ${bytes(up)} up, ${bytes(down)} down`] : null,
       fewer > 0 && Number.isFinite(fewer) ? [`${fewer < 10 ? fewer.toFixed(1) : Math.round(fewer)} × fewer`, "bytes than uncompressed (by arithmetic: rows × width × 4)"] : null,
-      status.connected === undefined ? null : [running && status.connected ? "connected" : "no link", "to the server"],
+      status.connected === undefined ? null : [running && status.connected ? "connected" : "no link", running ? "to the server" : "to the server any more"],
     ]);
     const all = Object.entries(run.charts);
     charts(at("curves"), all.filter(([name]) => name !== "sent" && name !== "time"));
@@ -115,6 +115,7 @@
     const missing = run.status.missing || {}, known = new Set([...(run.status.here || []), ...Object.keys(missing), ...(run.command === "join" ? [] : Object.keys(run.peers || {}).filter(Boolean))]);
     at("here").hidden = !known.size || run.command === "run";
     if (at("here").hidden) return;
+    at("here").querySelector("h2").textContent = running ? "Who is here" : "Who took part";
     const away = {};
     for (const [, name] of run.absent) away[name] = (away[name] || 0) + 1;
     table(at("here").querySelector(".wide"), ["party", "now", "connected since", "last heard", "absences"], [...known].sort().map((name) => {
