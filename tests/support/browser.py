@@ -38,16 +38,23 @@ class Browser:
         """Start it with an empty profile in this folder."""
         (to_read, self._write), (self._read, to_write) = os.pipe(), os.pipe()
         script = f'exec "$@" 3<&{to_read} 4>&{to_write}'  # the protocol's pipes have these numbers
-        command = ["sh", "-c", script, "sh", BROWSER, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
+        command = ["bash", "-c", script, "bash", BROWSER, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
         self._process = subprocess.Popen(command, pass_fds=(to_read, to_write), stderr=subprocess.DEVNULL)
         os.close(to_read)
         os.close(to_write)
-        self._number, self._rest, self._session = 0, b"", ""
+        self._number, self._rest, self._session, self._ready = 0, b"", "", False
         self.complaints: list[str] = []  # errors of the page, and what it tried to load in vain
         self.loaded: list[str] = []  # addresses
 
     def __enter__(self) -> Browser:
         """Attach to its first page."""
+        try:
+            return self._attach()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+
+    def _attach(self) -> Browser:
         pages = [each for each in self._call("Target.getTargets")["targetInfos"] if each["type"] == "page"]
         self._session = self._call("Target.attachToTarget", targetId=pages[0]["targetId"], flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -75,9 +82,12 @@ class Browser:
 
     def open(self, address: str) -> None:
         """Go to an address, and wait until all is loaded."""
-        self.complaints, self.loaded = [], []
+        self.complaints, self.loaded, self._ready = [], [], False
         self._call("Page.navigate", url=address)
-        self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
+        end = time.monotonic() + TIMEOUT
+        while not self._ready:
+            answer = self._next(end)
+            self._note(answer.get("method", ""), answer.get("params", {}))
 
     def evaluate(self, expression: str) -> Any:
         """Return the value of an expression."""
@@ -136,5 +146,7 @@ class Browser:
             self.complaints.append(str([each.get("value") for each in told["args"]])[:500])
         elif event == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
             self.complaints.append(f"{told['entry']['text']} {told['entry'].get('url', '')}"[:500])
+        elif event == "Page.loadEventFired":
+            self._ready = True
         elif event == "Network.requestWillBeSent":
             self.loaded.append(told["request"]["url"])

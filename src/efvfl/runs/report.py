@@ -135,8 +135,10 @@ def _head(run: _Run) -> Iterator[str]:
 def _main_score(run: _Run) -> tuple[str, str, float, float]:
     """Return the metric of the headline, its split and its value, and that of the label holder alone."""
     found = run.scores(run.outputs) or {split: dict(getattr(run.last, split)) for split in ("test", "validation")}
+    several = any(part.output.dim() > 1 and part.output.shape[1] > 2 for part in run.outputs.values())
+    order = ("accuracy", "loss") if several else (*HEADLINES, "loss")  # of several classes an AUC is a mean of means
     for split in ("test", "validation"):
-        for metric in (*HEADLINES, "loss"):
+        for metric in order:
             value = found.get(split, {}).get(metric, float("nan"))
             if isfinite(value):
                 return metric, split, value, run.scores(run.alone).get(split, {}).get(metric, float("nan"))

@@ -97,7 +97,7 @@ class WatchedRun:
     def _settings(self) -> RunSettings | None:
         try:
             return load_settings(self.folder)
-        except DataError:
+        except (DataError, RecursionError):
             return None
 
     def _read_records(self) -> list[Record]:
