@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 
 from efvfl.cli.options import (
     Commands,
+    add_alone,
     add_command,
+    add_dashboard,
     add_device,
     add_file,
     add_session,
     add_start,
+    dashboard_beside,
     folder_of,
     session_options,
 )
@@ -46,6 +49,8 @@ def register(commands: Commands) -> None:
     add_device(serve)
     add_session(serve)
     add_start(serve, "this participant's folder of a finished run")
+    add_alone(serve)
+    add_dashboard(serve)
     serve.set_defaults(handler=_serve)
 
     join = add_command(
@@ -61,6 +66,7 @@ def register(commands: Commands) -> None:
     add_device(join)
     add_session(join)
     add_start(join, "this participant's folder of a finished run")
+    add_dashboard(join)
     join.set_defaults(handler=_join)
 
     predict = add_command(
@@ -93,11 +99,13 @@ def register(commands: Commands) -> None:
 
 def _serve(options: argparse.Namespace, console: Console) -> None:
     from efvfl.cli.sessions import serve, setup
+    from efvfl.network.identity import certificates
 
     session = session_options(options)
     config = setup.start(session, options.device)
-    with contextlib.ExitStack() as stack:
-        serve.train(session, config, console, stack)
+    folder = session.folder_of(certificates.SERVER)
+    with dashboard_beside(options, folder, console), contextlib.ExitStack() as stack:
+        serve.train(session, config, console, stack, alone=not options.no_alone)
 
 
 def _join(options: argparse.Namespace, console: Console) -> None:
@@ -109,7 +117,7 @@ def _join(options: argparse.Namespace, console: Console) -> None:
         holder = f"{options.file} is the label holder's own file: start `efvfl serve` with it."
         raise ConfigError(holder if session.participant else _WHO)
     config = setup.start(session, options.device)
-    with contextlib.ExitStack() as stack:
+    with dashboard_beside(options, session.folder_of(name), console), contextlib.ExitStack() as stack:
         join.join(session, name, config, console, stack)
 
 

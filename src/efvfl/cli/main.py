@@ -10,7 +10,21 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import efvfl
-from efvfl.cli import align, certs, data, doctor, federation, init, keys, plan, quick_start, reproduce, run, service
+from efvfl.cli import (
+    align,
+    certs,
+    dashboard,
+    data,
+    doctor,
+    federation,
+    init,
+    keys,
+    plan,
+    quick_start,
+    reproduce,
+    run,
+    service,
+)
 from efvfl.cli.options import examples_text
 from efvfl.errors import (
     AbsentError,
@@ -48,7 +62,7 @@ _CODES: tuple[tuple[type[EfvflError], int], ...] = (
 LINE_ENDS = "\n\t"  # what a text of ours may have; in that of a peer they are replaced as soon as it is read
 
 # Every group registers its commands and their handlers; a handler imports what it needs when it is called.
-_GROUPS = (run, plan, data, reproduce, init, keys, certs, doctor, align, federation, service)
+_GROUPS = (run, dashboard, plan, data, reproduce, init, keys, certs, doctor, align, federation, service)
 
 # What these write is public, or they look after it themselves; what others write tells of rows and labels.
 _PUBLIC = frozenset({"data", "demo", "reproduce", "figures", "certs"})

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from efvfl.network.ops.session import SessionOptions
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -31,6 +35,32 @@ def examples_text(*examples: str) -> str:
 def add_device(command: argparse.ArgumentParser) -> None:
     """Add the choice of a device."""
     command.add_argument("--device", choices=("cpu", "cuda", "mps"), help="of local models, in place of the file's")
+
+
+def add_alone(command: argparse.ArgumentParser) -> None:
+    """Add the choice not to train what reports compare with."""
+    command.add_argument(
+        "--no-alone",
+        action="store_true",
+        help="do not train the label holder's own columns alone afterwards, for the report to compare with",
+    )
+
+
+def add_dashboard(command: argparse.ArgumentParser) -> None:
+    """Add the choice of a live page."""
+    command.add_argument("--dashboard", action="store_true", help="show a live page meanwhile, on this machine alone")
+
+
+@contextlib.contextmanager
+def dashboard_beside(options: argparse.Namespace, folder: Path, console: Console) -> Iterator[None]:
+    """Have a live page of a folder while a command works, if it is asked for."""
+    if not options.dashboard:
+        yield
+        return
+    from efvfl.network.dashboard.serving import started_beside
+
+    with started_beside(folder, lambda line: console.print(line, soft_wrap=True, highlight=False, markup=False)):
+        yield
 
 
 def add_start(command: argparse.ArgumentParser, what: str) -> None:

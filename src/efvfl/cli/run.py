@@ -9,7 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_command, add_device, add_start, folder_of
+from efvfl.cli.options import (
+    Commands,
+    add_alone,
+    add_command,
+    add_dashboard,
+    add_device,
+    add_start,
+    dashboard_beside,
+    folder_of,
+)
 from efvfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,6 +68,8 @@ def register(commands: Commands) -> None:
     add_device(run)
     run.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder")
     add_start(run, "the folder of a finished run")
+    add_alone(run)
+    add_dashboard(run)
     run.set_defaults(handler=run_file)
 
     finish = add_command(
@@ -186,8 +197,10 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
 
     say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
     start, base = options.start_from, options.file.parent
-    with finish_on_signal(out):
-        records = train(config, out, options.resume, start_from=start, base=base, watch=watch, say=say)
+    with dashboard_beside(options, out, console), finish_on_signal(out):
+        records = train(
+            config, out, options.resume, start_from=start, base=base, watch=watch, say=say, alone=not options.no_alone
+        )
     name = options.file.stem
     if ended := ending(records[-1], config.epochs):
         say(ended)

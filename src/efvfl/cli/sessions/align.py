@@ -94,7 +94,7 @@ def follow(options: SessionOptions, name: str, config: RunConfig, console: Conso
         setup.make_dial(options.address_of(config), credentials, FRAME, audit),
         PartyTimeouts(server=config.network.absent_seconds),
         on_frame=audit.record,
-        on_tick=partial(tick, progress, audit),
+        on_tick=partial(tick, (progress,), audit),
         explain=setup.make_explain(options.address_of(config), credentials),
     )
     _describe_tables(progress, local, config)
@@ -116,7 +116,7 @@ def lead(options: SessionOptions, config: RunConfig, console: Console, stack: Ex
     setup.lock(folder, stack)
     audit = setup.open_audit_log(folder, stack)
     timeouts = ServerTimeouts(absent=config.network.absent_seconds, silent=config.network.silent_seconds)
-    hooks = Hooks(audit.record, lambda: tick(progress, audit))
+    hooks = Hooks(audit.record, lambda: tick((progress,), audit))
     server = AlignmentServer(config, local.ids, local.labels, folder, timeouts, hooks)
     requests = server.requests
 

@@ -31,7 +31,10 @@ from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.server_process import ServerProcess
 from efvfl.network.workers import worker_group
 from efvfl.runs import metrics
-from efvfl.runs.run_folder import load_outputs
+from efvfl.runs.alone import OwnRows, train_alone
+from efvfl.runs.run_folder import ALONE, load_outputs, load_settings, save_outputs
+from efvfl.runs.status_file import StatusFile
+from efvfl.runs.svfl_bytes import bytes_beside
 from efvfl.training.stopping import ending
 from efvfl.util.extras import optional
 from efvfl.util.files import write_atomically
@@ -74,8 +77,11 @@ class PredictionFile:
         return [data.spelling.get(i, i) for i in ids] if self.split else ids
 
 
-def train(options: SessionOptions, config: RunConfig, console: Console, stack: ExitStack) -> None:
-    """Train with the parties that join; what is opened is closed with the stack."""
+def train(options: SessionOptions, config: RunConfig, console: Console, stack: ExitStack, alone: bool = False) -> None:
+    """Train with the parties that join; what is opened is closed with the stack.
+
+    `alone`: when they are told that it is over, train the own columns alone, for the report to compare with.
+    """
     if not config.label_holder:
         worker_group.refuse("serve")
     if not worker_group.rank():
@@ -90,6 +96,25 @@ def train(options: SessionOptions, config: RunConfig, console: Console, stack: E
     with stop_on_signal(process.requests.stopping), finish_on_signal(process.folder):
         _train(process, session.status)
         _finish(process)
+        if alone and config.label_holder:
+            _train_alone(process)
+
+
+def _train_alone(process: ServerProcess) -> None:
+    """Leave what the label holder reaches without the others, unless that is there already or it is stopped."""
+    data, config, folder = process.data, process.config, process.folder
+    if (folder / ALONE).exists() or process.requests.stopping.is_set():
+        return
+    splits = [split for split in ("train", "validation", "test") if split in data.labels]
+    rows = OwnRows(
+        {split: data.columns[split] for split in splits},
+        {split: data.targets(split) for split in splits},
+        data.ids,
+        data.classes,
+        data.encoder,
+    )
+    if outputs := train_alone(config, rows, process.requests.stopping.is_set):
+        save_outputs(folder, outputs, ALONE)
 
 
 def predict(
@@ -211,8 +236,13 @@ def _open(
     timeouts = ServerTimeouts(absent=network.absent_seconds, stale=network.stale_seconds, silent=network.silent_seconds)
     status = StatusLine(options.status, console, lambda: _state(process, audit))
     stack.callback(status.close)
-    hooks = Hooks(audit.record, lambda: tick(status, audit, process.workers))
+    file = StatusFile(folder, "serve", certificates.SERVER, lambda: _watched(process, audit))
+    shows = (status,) if trained else (status, file)  # what training left is not about predictions
+    hooks = Hooks(audit.record, lambda: tick(shows, audit, process.workers))
     process = ServerProcess(config, data, folder, timeouts, hooks)
+    if not trained:
+        file.watch()
+        stack.push(file.leave)
     if process.workers:
         stack.push(process.workers.leave)
     stack.callback(process.message_log.close)
@@ -238,6 +268,15 @@ def _state(process: ServerProcess, audit: AuditLog) -> dict[str, Any]:
         "waiting": process.requests.waited,
         "missing": process.requests.presence.missing_for(),
     }
+
+
+def _watched(process: ServerProcess, audit: AuditLog) -> dict[str, Any]:
+    """Return what a dashboard shows of the label holder."""
+    state, missing = _state(process, audit), process.requests.presence.missing_for()
+    seconds = {key: state.pop(key) for key in ("compute", "codec", "waiting")}
+    here = [name for name in process.data.names if name not in missing]
+    sent = bytes_beside(load_settings(process.folder), process.ledger, process.server.step_number)
+    return state | {"seconds": seconds, "here": here, "epochs": process.config.epochs} | sent
 
 
 def _train(process: ServerProcess, status: StatusLine) -> None:

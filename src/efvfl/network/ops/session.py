@@ -6,7 +6,7 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,9 +94,10 @@ def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
             signal.signal(number, previous)
 
 
-def tick(show: Callable[[], None], audit: AuditLog, workers: WorkerGroup | None = None) -> None:
+def tick(shows: Iterable[Callable[[], None]], audit: AuditLog, workers: WorkerGroup | None = None) -> None:
     """Show the status, count socket bytes and send workers a sign of life; each does so only when it is due."""
-    show()
+    for show in shows:
+        show()
     audit.tick()
     if workers:
         workers.idle()
