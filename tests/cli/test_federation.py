@@ -509,7 +509,10 @@ JOIN = ["join", "fed.toml", "--status", "quiet"]
         (["serve", "absent.toml"], "cannot read absent.toml"),
         (["serve", "fed.toml"], "certs/ca.crt is missing. Run `efvfl certs "),
         ([*JOIN, "--party", "north"], "certs/ca.crt is missing. Run `efvfl certs "),
-        ([*JOIN, "--party", "nort"], "'nort' has no data in this file"),
+        (
+            [*JOIN, "--party", "nort"],
+            "'nort' is not a party of this federation. Did you mean 'north'? Known: north, south.",
+        ),
         (
             ["serve", "fed.toml", "--insecure", "--address", "0.0.0.0:0"],
             "expected a loopback address with --insecure, got '0.0.0.0:0'",

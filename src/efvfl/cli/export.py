@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands
+from efvfl.cli.options import Commands, add_command, folder_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 _ABOUT = """Writes the models of a finished run: of a run in one process those of all parties and the fusion model, of
 a participant's folder its own. Each becomes model.safetensors, model.pt2 (torch.export) and model.onnx, with the
-encoder of its table and a model card. The ONNX file is compared with the model before it is written.
-
-example: efvfl export runs/federation/bank --out bank-model"""
+encoder of its table and a model card. The ONNX file is compared with the model before it is written."""
 
 
 def register(commands: Commands) -> None:
     """Add the command of this file to the parser."""
-    export = commands.add_parser(
+    export = add_command(
+        commands,
         "export",
-        help="a trained run's models for other programs: safetensors, torch.export, ONNX and a model card",
-        description=_ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "a trained run's models for other programs: safetensors, torch.export, ONNX and a model card",
+        _ABOUT,
+        "export bank.toml --out bank-model",
+        "export runs/federation/bank",
     )
-    export.add_argument("run", type=Path, help="the folder of a run, or of a participant")
+    export.add_argument("run", type=Path, help="a participant's own file or folder, or the folder of a run")
     export.add_argument("--out", type=Path, help="folder (default: export in that of the run)")
     export.add_argument("--code", type=Path, default=Path(), help="where your own models lie (default: here)")
     export.set_defaults(handler=_export)
@@ -42,8 +42,9 @@ def _export(options: argparse.Namespace, console: Console) -> None:
 
     user_code.look_in(options.code)
     say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
-    trained, notes = _open(options.run), ModelNotes.load(options.run)
-    for path in export.export(trained, notes, options.out or options.run / "export", say):
+    folder = folder_of(options.run)
+    trained, notes = _open(folder), ModelNotes.load(folder)
+    for path in export.export(trained, notes, options.out or folder / "export", say):
         say(f"wrote {path}")
 
 

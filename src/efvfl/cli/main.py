@@ -11,7 +11,24 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from efvfl.cli import align, certs, data, export, federation, plan, reproduce, run, service
+import efvfl
+from efvfl.cli import (
+    align,
+    certs,
+    dashboard,
+    data,
+    doctor,
+    export,
+    federation,
+    init,
+    keys,
+    plan,
+    quick_start,
+    reproduce,
+    run,
+    service,
+)
+from efvfl.cli.options import examples_text
 from efvfl.errors import (
     AbsentError,
     CheckpointError,
@@ -51,7 +68,7 @@ _CODES: tuple[tuple[type[EfvflError], int], ...] = (
 LINE_ENDS = "\n\t"  # what a text of ours may have; in that of a peer they are replaced as soon as it is read
 
 # Every group registers its commands and their handlers; a handler imports what it needs when it is called.
-_GROUPS = (run, export, plan, data, reproduce, certs, align, federation, service)
+_GROUPS = (run, export, dashboard, plan, data, reproduce, init, keys, certs, doctor, align, federation, service)
 
 # What these write is public, or they look after it themselves; what others write tells of rows and labels.
 _PUBLIC = frozenset({"data", "demo", "reproduce", "figures", "certs"})
@@ -60,7 +77,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="efvfl", description="Vertical federated learning with error feedback.")
+    parser = argparse.ArgumentParser(
+        prog="efvfl",
+        description="Vertical federated learning with error feedback. `efvfl COMMAND --help` says more about each.",
+        epilog=examples_text("demo", "run run.toml", "serve federation.toml", "join federation.toml --party bank"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"efvfl {efvfl.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for group in _GROUPS:
         group.register(commands)
@@ -71,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     if arguments is None:  # a command of its own: processes that it starts must not look for modules in its folder
         os.environ.setdefault("PYTHONSAFEPATH", "1")
+        quick_start.without_compiler()
     options = _parser().parse_args(arguments)
     try:
         with contextlib.nullcontext() if options.command in _PUBLIC else _private_files():

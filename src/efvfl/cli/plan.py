@@ -6,25 +6,24 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_json, print_json
+from efvfl.cli.options import Commands, add_command, add_json, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _ABOUT = """Trains several settings of a run for a moment, on the rows that `efvfl run` would use, and says which of
 them reaches the target soonest over a line of this speed: compressors, batches, steps under way, cached
-steps. Nothing is written. Validation rows decide; test rows are not looked at.
-
-example: efvfl plan run.toml --round-trip 40 --up 5 --down 50 --target auc=0.78"""
+steps. Nothing is written. Validation rows decide; test rows are not looked at."""
 
 
 def register(commands: Commands) -> None:
     """Add the command of this file to the parser."""
-    plan = commands.add_parser(
+    plan = add_command(
+        commands,
         "plan",
-        help="try which batch, compressor, window and cached steps reach a target soonest over a slow line",
-        description=_ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "try which batch, compressor, window and cached steps reach a target soonest over a slow line",
+        _ABOUT,
+        "plan run.toml --round-trip 40 --up 5 --down 50 --target auc=0.78",
     )
     plan.add_argument("file", type=Path)
     plan.add_argument(

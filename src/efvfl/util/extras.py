@@ -19,6 +19,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "tables": {"polars": "polars"},
     "sklearn": {"sklearn": "scikit-learn", "polars": "polars"},
     "network": {"cryptography": "cryptography", "grpc": "grpcio", "nacl": "pynacl"},
+    "dashboard": {"fastapi": "fastapi", "starlette": "starlette", "uvicorn": "uvicorn"},
     "service": {"fastapi": "fastapi", "starlette": "starlette", "uvicorn": "uvicorn"},
     "ray": {"ray": "ray"},
     "tensorboard": {"tensorboard": "tensorboard"},

@@ -10,10 +10,10 @@ import httpx
 import pytest
 import yaml
 from paths import ROOT
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from efvfl.errors import ConfigError
-from efvfl.network.ops import metrics
 from efvfl.network.ops.metrics import MetricsEndpoint, RequestMetrics, render
 from efvfl.network.ops.status import sentence
 
@@ -129,7 +129,7 @@ def test_the_dashboard_shows_metrics_that_exist() -> None:
     try:
         endpoint.publish()
         RequestMetrics(endpoint.registry).observe(200, 0.1, 1, 1)
-        known = {name for name, _ in parsed(metrics.generate_latest(endpoint.registry))}
+        known = {name for name, _ in parsed(generate_latest(endpoint.registry))}
     finally:
         endpoint.close()
     dashboard = json.loads((MONITORING / "grafana.json").read_text())

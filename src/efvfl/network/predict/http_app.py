@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from efvfl.network.identity.deny_list import DenyList
 from efvfl.network.predict.batcher import PredictionBatcher
 from efvfl.network.predict.prediction import Declined, Prediction
 from efvfl.network.predict.quota import ClientQuota
@@ -39,6 +40,7 @@ class AccessControl:
     certificate: Path | None = None  # None: plaintext
     key: Path | None = None
     ca: Path | None = None  # of clients' certificates
+    denied: DenyList | None = None  # of them, those that may not ask although the authority has signed them
 
     def identify(self, request: Request) -> str:
         """Return the name of a client; raise Declined for one without valid credentials."""
@@ -46,6 +48,8 @@ class AccessControl:
             name: str | None = request.state.certified
             if name not in self.names:
                 raise Declined(401, "expected the certificate of a client that may ask.")
+            if self.denied and self.denied.has(request.state.fingerprint):
+                raise Declined(401, "this certificate is on the deny list.")
             return name
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         valid = hmac.compare_digest(token.encode(), self.token.encode())

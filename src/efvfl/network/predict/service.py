@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from efvfl.errors import ConfigError
 from efvfl.network.identity import certificates
+from efvfl.network.identity.deny_list import DenyList
 from efvfl.network.links.grpc import refuse_plaintext_beyond_loopback
 from efvfl.network.ops.status import StatusLine
 from efvfl.network.predict.batcher import PredictionBatcher, ServiceSettings
@@ -44,6 +45,7 @@ class ServiceOptions:
     client_names: frozenset[str] = frozenset()  # in clients' certificates, in place of a token
     tls_cert: Path | None = None  # in place of the federation's server certificate
     tls_key: Path | None = None
+    denied: DenyList | None = None  # certificates that may not ask
     settings: ServiceSettings = field(default_factory=ServiceSettings)
 
 
@@ -66,7 +68,7 @@ def prepare(options: ServiceOptions, folder: Path, stack: ExitStack) -> Endpoint
     if options.client_names:
         if options.insecure or options.token_file:
             raise ConfigError("--client-certs goes with neither --insecure nor --token-file: choose one.")
-        access = AccessControl("", options.client_names, certificate, key, options.certs / "ca.crt")
+        access = AccessControl("", options.client_names, certificate, key, options.certs / "ca.crt", options.denied)
     else:
         path = options.token_file or folder / "token"
         access = AccessControl(read_token(path), frozenset(), certificate, key)
