@@ -25,10 +25,9 @@ from benchmarks.timing import Sides, milliseconds
 from efvfl import Agreement, Message, Method, Optimizer, SharedLabels, TopK, Training, efvfl, federate, svfl
 from efvfl.compress import Identity
 from efvfl.core import channel, local_model, shared_labels
-from efvfl.core import server as servers
 from efvfl.core.batches import Batches
 from efvfl.core.block import Block
-from efvfl.core.fusion import Fusion
+from efvfl.core.fusion import Fusion, StepContext
 from efvfl.core.memory import ErrorFeedback
 from efvfl.core.targets import Targets
 from efvfl.experiments.tables import as_markdown
@@ -84,7 +83,7 @@ COUNTED: tuple[tuple[str, Any, str], ...] = (
     ("taking rows", step, "chosen_rows"),
     ("local forward", local_model.PlainModel, "forward"),
     ("local forward", step, "represent"),
-    ("fusion and loss", servers, "head_loss"),
+    ("fusion and loss", StepContext, "loss"),
     ("fusion and loss", shared_labels, "head_loss"),
     ("fusion and loss", Fusion, "combine"),
     ("fusion and loss", Fusion, "cotangents"),

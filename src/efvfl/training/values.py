@@ -31,7 +31,7 @@ Subset = tuple[int, ...]  # places of parties, in their order
 
 
 @dataclass(frozen=True)
-class Estimate:
+class ValueEstimate:
     """A number and the interval around it."""
 
     value: float
@@ -44,8 +44,8 @@ class PartyValues:
     """The metric of subsets of parties by their names, and how much of it each party brings."""
 
     metric: str
-    subsets: Mapping[tuple[str, ...], Estimate]  # () is nobody
-    values: Mapping[str, Estimate]  # Shapley values: they sum to the difference between everybody and nobody
+    subsets: Mapping[tuple[str, ...], ValueEstimate]  # () is nobody
+    values: Mapping[str, ValueEstimate]  # Shapley values: they sum to the difference between everybody and nobody
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ def _resampled(rows: int, key: int) -> Tensor:
     return torch.from_numpy((uniforms(key, rows) * rows).astype(np.int64))
 
 
-def _estimates(found: NDArray[np.float64]) -> list[Estimate]:
+def _estimates(found: NDArray[np.float64]) -> list[ValueEstimate]:
     """Return an estimate for every column: its first entry is the value, and the others are those of resamples."""
     value, others = found[0], found[1:] if len(found) > 1 else found
     low, high = np.quantile(others, [(1 - COVERED) / 2, (1 + COVERED) / 2], axis=0)
-    return [Estimate(*map(float, each)) for each in zip(value, low, high, strict=True)]
+    return [ValueEstimate(*map(float, each)) for each in zip(value, low, high, strict=True)]
