@@ -14,7 +14,7 @@ from efvfl.errors import ConfigError, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from efvfl.network.doctor.finding import Finding
+    from efvfl.network.doctor.diagnosis import Diagnosis
 
 _ABOUT = """Reads the files, the table, the keys, the disk and the clock, dials the label holder as training would,
 and says what would go wrong and what to do about it, with an estimate of the bytes and the time of the run. Nothing is
@@ -69,7 +69,7 @@ def _doctor(options: argparse.Namespace, console: Console) -> None:
         raise ConfigError(f"{count} would stop this participant: {names}.")
 
 
-def _show(found: Finding, console: Console) -> None:
+def _show(found: Diagnosis, console: Console) -> None:
     from rich.text import Text
 
     colour = {"ok": "green", "warning": "yellow", "problem": "bold red"}[found.grade]
