@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_command, add_session, session_options
+from efvfl.cli.options import Commands, add_command, add_file, add_session, session_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,14 +22,14 @@ def register(commands: Commands) -> None:
     align = add_command(
         commands,
         "align",
-        "find the rows that all share: the label holder, or with --party a party",
+        "find the rows that all share, all at the same time",
         _ABOUT,
-        "align federation.toml",
+        "align bank.toml",
         "align federation.toml --party bank",
-        "align federation.toml --list",
+        "align bank.toml --list",
     )
-    align.add_argument("file", type=Path, help="the federation file")
-    align.add_argument("--party", help="which of the parties this is")
+    add_file(align)
+    align.add_argument("--party", help="with one file for all: which of the parties this is")
     align.add_argument("--list", action="store_true", help="show the lists in this participant's folder, and end")
     add_session(align, "--dir", "--out")
     align.set_defaults(handler=_align)
@@ -40,12 +39,13 @@ def _align(options: argparse.Namespace, console: Console) -> None:
     from efvfl.cli.sessions import align, setup
 
     session = session_options(options)
+    name = session.party(options.party)
     if options.list:
-        align.show_lists(session, options.party, console)
+        align.show_lists(session, name, console)
         return
     config = setup.start(session, single_process="align")
     with contextlib.ExitStack() as stack:
-        if options.party is None:
-            align.lead(session, config, console, stack)
+        if name:
+            align.follow(session, name, config, console, stack)
         else:
-            align.follow(session, options.party, config, console, stack)
+            align.lead(session, config, console, stack)

@@ -1,4 +1,4 @@
-"""`efvfl certs`: a private certificate authority, and a key pair for every participant."""
+"""`efvfl certs`: an authority and all key pairs in one place, for demonstrations and for clients of the service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def register(commands: Commands) -> None:
     certs = add_command(
         commands,
         "certs",
-        "make a private CA and a key pair for every participant",
+        "for demonstrations: a CA and all keys in one place (else: init, sign)",
         _ABOUT,
         "certs federation.toml",
         "certs federation.toml --host vfl.example.org --days 730",

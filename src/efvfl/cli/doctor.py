@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_command
+from efvfl.cli.options import Commands, add_command, add_file, add_place, session_options
 from efvfl.errors import ConfigError, printable
 
 if TYPE_CHECKING:
@@ -31,17 +30,16 @@ def register(commands: Commands) -> None:
         "doctor",
         "what would go wrong: files, tables, keys, disk, clock and the line",
         _ABOUT,
-        "doctor federation.toml --listen 300",
-        "doctor federation.toml --party bank",
+        "doctor bank.toml --listen 300",
+        "doctor telco.toml",
+        "doctor federation.toml --party telco",
     )
-    doctor.add_argument("file", type=Path, help="the federation file")
-    doctor.add_argument("--party", default="", help="which of the parties this is (default: the label holder)")
+    add_file(doctor)
+    doctor.add_argument("--party", help="with one file for all: which of the parties this is")
     doctor.add_argument(
         "--listen", type=float, default=0.0, metavar="SECONDS", help="wait so long for parties' doctors"
     )
-    doctor.add_argument("--dir", type=Path, help="this participant's folder (default: runs/FILE/NAME)")
-    doctor.add_argument("--address", help="in place of the file's")
-    doctor.add_argument("--certs", type=Path, default=Path("certs"), help="folder (default: %(default)s)")
+    add_place(doctor)
     doctor.add_argument("--json", action="store_true", help="print JSON in place of the list")
     doctor.set_defaults(handler=_doctor)
 
@@ -50,13 +48,13 @@ def _doctor(options: argparse.Namespace, console: Console) -> None:
     from rich.console import Console
 
     from efvfl.network.doctor.checkup import Checkup
-    from efvfl.network.ops.session import SessionOptions
 
-    if options.listen < 0 or (options.listen and options.party):
-        raise ConfigError("--listen is for the label holder, with a number of seconds: leave it or --party out.")
-    session = SessionOptions(options.file, options.dir, options.address, options.certs)
+    session = session_options(options)
+    party = session.party(options.party)
+    if options.listen < 0 or (options.listen and party):
+        raise ConfigError("--listen is for the label holder, with a number of seconds: leave it out.")
     say = partial(Console(stderr=True).print, soft_wrap=True, highlight=False, markup=False)
-    checkup = Checkup(session, options.party, tell=say)
+    checkup = Checkup(session, party, tell=say)
     checkup.run(options.listen)
     if options.json:
         print(json.dumps(checkup.to_table(), indent=1))

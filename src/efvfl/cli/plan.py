@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_command
+from efvfl.cli.options import Commands, add_command, add_json, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +39,7 @@ def register(commands: Commands) -> None:
         "--target", default="", help="such as 0.9, auc or auc=0.78 (default: the best of SVFL in the trial, less 1 %%)"
     )
     plan.add_argument("--seconds", type=float, default=120.0, help="for the whole trial (default: %(default)g)")
-    plan.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    add_json(plan)
     plan.set_defaults(handler=_plan)
 
 
@@ -57,6 +56,6 @@ def _plan(options: argparse.Namespace, console: Console) -> None:
     with progress(Console(stderr=True)) as watch:
         plan = plan_run(options.file, line, options.target, options.seconds, watch=watch)
     if options.json:
-        print(json.dumps(plan.to_table(), indent=1))
+        print_json(plan.to_table())
     else:
         show(plan, console)

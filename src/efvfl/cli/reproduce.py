@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_command
+from efvfl.cli.options import Commands, add_command, add_dashboard, add_log, dashboard_beside
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +27,8 @@ def register(commands: Commands) -> None:
     _add_experiment(reproduce)
     reproduce.add_argument("--workers", type=int, default=0, help="processes (default: one for each core)")
     reproduce.add_argument("--engine", choices=("processes", "ray"), default="processes")
+    add_log(reproduce)
+    add_dashboard(reproduce)
     reproduce.set_defaults(handler=_reproduce)
 
     figures = add_command(
@@ -58,11 +60,14 @@ def _overrides(options: argparse.Namespace) -> Overrides:
 
 def _reproduce(options: argparse.Namespace, console: Console) -> None:
     from efvfl.experiments.reproduce import list_tasks, reproduce
+    from efvfl.network.ops import terminal_log
 
+    terminal_log.start(options.log)
     if options.task == "list":
         list_tasks(console)
     else:
-        reproduce(options.task, options.out, _overrides(options), console, options.workers, options.engine)
+        with dashboard_beside(options, options.out / Path(options.task).stem, console):
+            reproduce(options.task, options.out, _overrides(options), console, options.workers, options.engine)
 
 
 def _figures(options: argparse.Namespace, console: Console) -> None:

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_command, add_device, add_start
+from efvfl.cli.options import (
+    Commands,
+    add_alone,
+    add_command,
+    add_dashboard,
+    add_device,
+    add_json,
+    add_log,
+    add_start,
+    add_tracking,
+    dashboard_beside,
+    folder_of,
+    print_json,
+)
 from efvfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,6 +73,10 @@ def register(commands: Commands) -> None:
     add_device(run)
     run.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder")
     add_start(run, "the folder of a finished run")
+    add_tracking(run)
+    add_log(run)
+    add_alone(run)
+    add_dashboard(run)
     run.set_defaults(handler=run_file)
 
     finish = add_command(
@@ -79,13 +97,15 @@ def register(commands: Commands) -> None:
         "what would be used of a table, and what looks wrong in it",
         _INSPECT,
         "inspect bank.csv --id customer --label default",
+        "inspect bank.toml",
         "inspect bank.csv --id customer --against telco.csv --against-id subscriber",
     )
-    inspect.add_argument("file", type=Path, help=".csv, .csv.gz, .tsv, .parquet or .arrow")
+    inspect.add_argument("file", type=Path, help=".csv, .csv.gz, .tsv, .parquet or .arrow, or your own file")
     inspect.add_argument("--id", default="", help="the column that names the rows")
     inspect.add_argument("--label", default="", help="the column to predict")
     inspect.add_argument("--against", type=Path, help="another table: how many ids both have, and in which format more")
     inspect.add_argument("--against-id", default="", help="its column of ids (default: that of --id)")
+    add_json(inspect)
     inspect.set_defaults(handler=_inspect)
 
     report = add_command(
@@ -95,7 +115,7 @@ def register(commands: Commands) -> None:
         "Writes one page about a finished run, for people who did not see it: no script, nothing from elsewhere.",
         "report runs/run",
     )
-    report.add_argument("run", type=Path, help="the folder of a run, or of the label holder")
+    report.add_argument("run", type=Path, help="the folder of a run, or the label holder's folder or own file")
     report.add_argument("--out", type=Path, help="the page (default: report.html in the folder)")
     report.set_defaults(handler=_report)
 
@@ -131,17 +151,28 @@ def _demo(options: argparse.Namespace, console: Console) -> None:
 
 
 def _inspect(options: argparse.Namespace, console: Console) -> None:
-    from efvfl.data.tables.inspect import command, compare_ids
+    from efvfl.data.tables.inspect import compare_ids, inspect_file, show_ids, show_inspection
 
-    command(options.file, options.id, options.label, console)
-    if options.against:
-        compare_ids({options.file: options.id, options.against: options.against_id or options.id}, console)
+    path, id, label = options.file, options.id, options.label
+    if path.suffix == ".toml":
+        from efvfl.config import own_file
+
+        own = own_file.table_of(path)
+        path, id, label = path.parent / own["path"], id or own.get("id", ""), label or own.get("label", "")
+    found = inspect_file(path, id, label)
+    ids = {path: id, options.against: options.against_id or id} if options.against else {}
+    if options.json:
+        print_json(asdict(found) | ({"against": asdict(compare_ids(ids))} if ids else {}))
+        return
+    show_inspection(found, console)
+    if ids:
+        show_ids(compare_ids(ids), console)
 
 
 def _report(options: argparse.Namespace, console: Console) -> None:
     from efvfl.runs import report
 
-    console.print(f"Report: {report.write(options.run, options.out)}", soft_wrap=True, highlight=False)
+    console.print(f"Report: {report.write(folder_of(options.run), options.out)}", soft_wrap=True, highlight=False)
 
 
 def _compressors(options: argparse.Namespace, console: Console) -> None:
@@ -156,16 +187,20 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     """Train what a file says; leave records, a checkpoint after every record, and a picture."""
     from efvfl.config import run_file as configs
     from efvfl.core import losses
+    from efvfl.network.ops import terminal_log
+    from efvfl.network.ops.status import log_records
     from efvfl.network.workers import worker_group
     from efvfl.runs import metrics, run_folder
     from efvfl.runs.plots import draw_run
     from efvfl.runs.run import train
     from efvfl.runs.terminal import bar, ledger_table, metric_table, summary
+    from efvfl.runs.trackers import open_trackers
     from efvfl.training.stopping import ending
     from efvfl.util.extras import left_out
     from efvfl.util.finish_request import finish_on_signal
 
     worker_group.refuse("run")
+    terminal_log.start(options.log)
     config = configs.load(options.file)
     config = replace(config, **{k: getattr(options, k) for k in ("epochs", "seed") if getattr(options, k) is not None})
     if options.device:
@@ -175,12 +210,24 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     def watch(federation: Federation, records: Iterable[Record]) -> Iterator[Record]:
         if options.resume:
             console.print(f"Going on after epoch {federation.epoch}.")
+        if not console.is_terminal:
+            return log_records(records, config.epochs)
         return bar(records, console, config.method.name, federation.epoch, config.epochs)
 
     say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
     start, base = options.start_from, options.file.parent
-    with finish_on_signal(out):
-        records = train(config, out, options.resume, start_from=start, base=base, watch=watch, say=say)
+    with dashboard_beside(options, out, console), finish_on_signal(out), ExitStack() as stack:
+        records = train(
+            config,
+            out,
+            options.resume,
+            start_from=start,
+            base=base,
+            watch=watch,
+            say=say,
+            alone=not options.no_alone,
+            callbacks=open_trackers(options.track, out, asdict(config), stack),
+        )
     name = options.file.stem
     if ended := ending(records[-1], config.epochs):
         say(ended)

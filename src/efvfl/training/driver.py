@@ -9,12 +9,13 @@ are evaluated by messages, examination.py has further requests before a record i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from efvfl.core.server import Server
 from efvfl.errors import ConfigError
+from efvfl.training.callbacks import Callback, Step
 from efvfl.training.examination import Examination
 from efvfl.training.record import NAN, Observation, Record
 from efvfl.training.schedule import Schedule
@@ -54,6 +55,7 @@ class Driver:
         self.examination = _examination(server, Stopping(patience, server.plan.optimizer))
         self.transport = transport
         self.pause = pause
+        self.callbacks: Sequence[Callback] = ()
         self.asked: Callable[[], bool] = lambda: False  # whether `run` is to end at the next step
         self.seconds = 0.0  # wall time of the steps
         self.computing = 0.0  # seconds of it that the server itself computed, in this process
@@ -121,6 +123,8 @@ class Driver:
         if schedule.end and self._is_last(schedule):
             record = replace(record, asked=True)
         self._due, self._absent = False, {}
+        for callback in self.callbacks:
+            callback.on_epoch(record)
         return record
 
     def _is_last(self, schedule: Schedule) -> bool:
@@ -203,6 +207,8 @@ class Driver:
             self._respond(replies, hold or self._draining)
             self._due = observed
         self.seconds += time.perf_counter() - started
+        if self.callbacks and not request.hold:
+            self._tell_of_step()
         if self.transport.under_way:
             self.pause()
 
@@ -222,6 +228,13 @@ class Driver:
         started = time.perf_counter()
         server.learn()
         self.computing += time.perf_counter() - started
+
+    def _tell_of_step(self) -> None:
+        server, ledger = self.server, self.transport.ledger
+        totals = ledger.total("up"), ledger.total("down")
+        step = Step(server.step_number, self.epoch, server.surrogate_loss, *totals, self.seconds)
+        for callback in self.callbacks:
+            callback.on_step(step)
 
     def _post(self, messages: dict[str, Message], hold: bool) -> None:
         """Post a request, to which those are added that are back after having been away, if no step is under way."""

@@ -491,6 +491,7 @@ def test_visits_are_bounded(good: Path, what: bytes, count: int, times: int) -> 
         link = socket.create_connection((host, int(port)))
         with shake(link, address, credentials, [PROTOCOL], 5.0) as secure:
             talk = Talk(secure)
+            assert talk.take(1) == line_probe.WELCOME
             talk.send_table({"shared": {}})
             talk.take_table()
             with pytest.raises((OSError, ProtocolError)):

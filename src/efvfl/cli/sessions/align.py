@@ -32,7 +32,7 @@ from efvfl.network.links.connections import Hooks, ServerTimeouts
 from efvfl.network.links.dialling import Dialler, PartyTimeouts
 from efvfl.network.ops.audit_log import AuditLog
 from efvfl.network.ops.session import SessionOptions, stop_on_signal, tick
-from efvfl.network.ops.status import Mode, StatusLine
+from efvfl.network.ops.status import Mode, StatusLine, say
 from efvfl.network.training import beginning
 
 log = logging.getLogger("efvfl")
@@ -94,7 +94,7 @@ def follow(options: SessionOptions, name: str, config: RunConfig, console: Conso
         setup.make_dial(options.address_of(config), credentials, FRAME, audit),
         PartyTimeouts(server=config.network.absent_seconds),
         on_frame=audit.record,
-        on_tick=partial(tick, progress, audit),
+        on_tick=partial(tick, (progress,), audit),
         explain=setup.make_explain(options.address_of(config), credentials),
     )
     _describe_tables(progress, local, config)
@@ -116,7 +116,7 @@ def lead(options: SessionOptions, config: RunConfig, console: Console, stack: Ex
     setup.lock(folder, stack)
     audit = setup.open_audit_log(folder, stack)
     timeouts = ServerTimeouts(absent=config.network.absent_seconds, silent=config.network.silent_seconds)
-    hooks = Hooks(audit.record, lambda: tick(progress, audit))
+    hooks = Hooks(audit.record, lambda: tick((progress,), audit))
     server = AlignmentServer(config, local.ids, local.labels, folder, timeouts, hooks)
     requests = server.requests
 
@@ -127,9 +127,8 @@ def lead(options: SessionOptions, config: RunConfig, console: Console, stack: Ex
     progress = ProgressDisplay(options.status, console, state)
     stack.callback(progress.close)
     _describe_tables(progress, local, config)
-    address = options.address_of(config)
-    port = setup.open_port(address, credentials, FRAME, requests, audit, stack)
-    progress.say(setup.listening_text(address, port, requests), port=port)
+    port = setup.open_port(options, config, credentials, FRAME, requests, audit, stack)
+    progress.say(setup.listening_text(options, config, port, requests), port=port)
     with _restartable(), stop_on_signal(requests.stopping):
         aligned = server.run()
     for name in sorted(server.uninformed):
@@ -137,7 +136,7 @@ def lead(options: SessionOptions, config: RunConfig, console: Console, stack: Ex
     _describe_result(progress, local, server, aligned)
 
 
-def show_lists(options: SessionOptions, party: str | None, console: Console) -> None:
+def show_lists(options: SessionOptions, party: str, console: Console) -> None:
     """Show the lists in a participant's folder, and which of them training there began with."""
     folder = options.folder_of(party or certificates.SERVER)
     alignments, began = Alignments(folder), beginning.load(folder)
@@ -268,7 +267,7 @@ class ProgressDisplay:
     def say(self, text: str, **more: Any) -> None:
         """Show an event."""
         if self.mode == "live":
-            self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+            say(self.console, text, **more)
         else:
             self._lines.say(text, **more)
 

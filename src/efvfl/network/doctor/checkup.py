@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from efvfl.config import run_file, user_code
+from efvfl.config import own_file, user_code
 from efvfl.config.run_file import RunConfig
 from efvfl.errors import ConfigError, EfvflError, LinkError, WireError, nearest
 from efvfl.network import handshake
@@ -58,7 +58,7 @@ class Checkup:
             self.findings.append(unfit)
             return
         self.findings += own.findings
-        if (config.of(name) if name else config).private_seed is None:
+        if self.options.participant is None and (config.of(name) if name else config).private_seed is None:
             text = "no private_seed is set: initial parameters and noise follow from the seed that all know"
             self.findings.append(Diagnosis("seed", "warning", text, "set one in your own copy, before the run begins."))
         credentials = self._keys(name or SERVER)
@@ -73,7 +73,7 @@ class Checkup:
 
     def _file(self) -> RunConfig | None:
         try:
-            config = run_file.load(self.options.file)
+            config, _ = own_file.open_run(self.options.file)
             self.options.address_of(config)
             user_code.look_in(self.options.file.parent)
         except EfvflError as error:

@@ -31,7 +31,8 @@ from efvfl.network.training.questions import QuestionHandler
 from efvfl.network.workers.group_model import workers_of
 from efvfl.network.workers.worker_group import WorkerGroup
 from efvfl.runs.build import has_tables, patience, watching
-from efvfl.runs.run_folder import Outputs, save_outputs, save_records, save_settings
+from efvfl.runs.run_folder import Outputs, Sizes, save_outputs, save_records, save_settings
+from efvfl.runs.true_settings import true_settings
 from efvfl.training import measure
 from efvfl.training.driver import Driver
 from efvfl.training.record import Observation, Record
@@ -147,6 +148,12 @@ class ServerProcess:
         return self.driver.finished(self.schedule) and not self.requests.under_way
 
     @property
+    def scores(self) -> dict[str, dict[str, float]]:
+        """Of held-out rows, by split, at the last evaluation."""
+        last = self.records[-1] if self.records else None
+        return {} if last is None else {"validation": last.validation, "test": last.test}
+
+    @property
     def computing(self) -> float:
         """Seconds that this process has computed, the label holder's own party included."""
         return self.driver.computing + sum(party.seconds for party in self.local.values())
@@ -235,6 +242,8 @@ class ServerProcess:
 
     def train(self) -> Iterator[Record]:
         """Train to the end, or on to it; yield a record of every observed epoch."""
+        if not self.driver.finished(self.schedule):
+            self._save_settings(complete=False)  # for who watches it
         try:
             while not self.finished:
                 if self.requests.stopping.is_set():
@@ -297,8 +306,12 @@ class ServerProcess:
         """Write what a report of the whole run is made from."""
         if outputs:
             save_outputs(self.folder, outputs)
-        rows = {split: len(ids) for split, ids in self.data.trained_ids.items()}
-        save_settings(self.folder, self.config, self.widths, rows, self.server.block.size(), self.data.participation)
+        self._save_settings(complete=True)
+
+    def _save_settings(self, complete: bool) -> None:
+        settings = true_settings(self.config, {s: len(y) for s, y in self.data.labels.items()}, network=True)
+        sizes = Sizes(self.widths, self.server.block.size(), self.data.labels, self.data.class_names)
+        save_settings(self.folder, settings, sizes, self.data.participation, complete)
 
     def finish(self) -> set[str]:
         """Tell the parties that all is done; return those that could not be told. They may join later."""
