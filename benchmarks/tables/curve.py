@@ -26,8 +26,8 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 
 def follow(problem: Problem, method: Mapping[str, Any], seed: int) -> dict[str, list[float]]:
     """Return the validation loss after every epoch, and the bytes up and down that an epoch takes."""
-    train, _ = problem.choice(seed)
-    federation = make_federation(run_config(problem, seed, {"method": method}), encoded(problem, train, seed))
+    run = run_config(problem, seed, {"method": method, "patience": 0, "evaluation": "exact"})
+    federation = make_federation(run, encoded(problem, problem.choice(seed), run)[0])
     records = list(federation.train(EPOCHS, 1, gradient=False))
     last = records[-1]
     return {

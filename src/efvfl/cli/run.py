@@ -116,13 +116,14 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     if ended := ending(records[-1], config.epochs):
         say(ended)
     console.print(summary(name, records[-1]), ledger_table(records[-1]))
-    outputs = run_folder.load_outputs(out)
+    outputs, settings = run_folder.load_outputs(out), run_folder.load_settings(out)
+    loss = settings.config["loss"] if settings else config.loss  # a file may leave it to the label
     if outputs:
         with left_out(say):
-            found = {split: metrics.of_loss(config.loss, o.output, o.labels) for split, o in outputs.items()}
+            found = {split: metrics.of_loss(loss, o.output, o.labels) for split, o in outputs.items()}
             console.print(metric_table(found))
     say(f"Records: {out / 'records.jsonl'}")
     with left_out(say):
-        draw_run(out / "run.png", name, records, metric=losses.lookup(config.loss).metric_name)
+        draw_run(out / "run.png", name, records, metric=losses.lookup(loss).metric_name)
         say(f"Picture: {out / 'run.png'}")
     say(f"A page about it: efvfl report {out}")

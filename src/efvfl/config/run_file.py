@@ -234,7 +234,7 @@ class RunConfig:
     epochs: int = 20
     batch_size: int = 128  # 0: full batch
     batch_order: Literal["shuffle", "independent"] = "shuffle"
-    loss: str = "cross_entropy"
+    loss: str = "cross_entropy"  # with tables it follows from the label, if it is left out
     class_weights: str | tuple[float, ...] = ()  # "balanced", or one for each class; empty: all rows count alike
     memory: Literal["ram", "mapped"] = "ram"  # where surrogates are; mapped: in scratch files, for very many rows
     threads: int = 1  # of torch; small models are fastest with one, 0: as torch decides
@@ -263,8 +263,8 @@ class RunConfig:
         rules.check(self.choices)
         if isinstance(self.class_weights, str) and self.class_weights != "balanced":
             raise ConfigError(f"class_weights: expected 'balanced' or a list of numbers, got {self.class_weights!r}.")
-        if self.class_weights and self.loss not in ("cross_entropy", "binary_cross_entropy"):
-            raise ConfigError(f"class_weights are set, but loss = {self.loss!r} has no classes. Leave them out.")
+        if self.class_weights and self.loss != table_defaults.FROM_LABEL:
+            check_class_weights(self.loss)
 
     @property
     def choices(self) -> rules.Choices:
@@ -305,6 +305,12 @@ class RunConfig:
     def of(self, name: str) -> PartyConfig:
         """Return what is special about a party; nothing, if the file does not mention it."""
         return next((party for party in self.party if party.name == name), PartyConfig(name))
+
+
+def check_class_weights(loss: str) -> None:
+    """Refuse weights of classes for a loss that has none."""
+    if loss not in ("cross_entropy", "binary_cross_entropy"):
+        raise ConfigError(f"class_weights are set, but loss = {loss!r} has no classes. Leave them out.")
 
 
 def _check_names(names: list[str]) -> None:

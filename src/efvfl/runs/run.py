@@ -163,6 +163,8 @@ def train(
     warm = resume and (folder / STARTED_FROM).exists()
     data = load_data(config, base, start.encoders if start else _encoders(folder) if warm else None)
     _say_rows(data, say)
+    if not config.loss:
+        (say or log.info)(f"The loss follows from the label: {data.loss}.")
     federation = make_federation(config, data, folder, start)
     saved = RunCheckpoint(folder / CHECKPOINT, _settings(config, federation))
     if not resume and saved.exists():
@@ -221,7 +223,7 @@ def _settings(config: RunConfig, federation: Federation) -> dict[str, Any]:
     rows = {name: list(x.shape) for name, x in zip(federation.parties, features, strict=True)}
     evaluation: Evaluation = "compressed" if federation.server.evaluation else "exact"
     kept = replace(config, epochs=0, memory="ram", patience=None)
-    return asdict(kept) | {"evaluation": evaluation, "rows": rows}
+    return asdict(kept) | {"evaluation": evaluation, "rows": rows, "loss": federation.server.loss.name}
 
 
 def _leave_for_report(federation: Federation, config: RunConfig, data: Dataset, folder: Path) -> None:
@@ -230,11 +232,12 @@ def _leave_for_report(federation: Federation, config: RunConfig, data: Dataset, 
     for split, part in federation.splits.items():
         if split != "train":
             ids = data.ids.get(split) or [str(i) for i in range(len(part.labels))]
-            outputs[split] = run_folder.Outputs(ids, part.labels, federation.predict(part.features))
+            outputs[split] = run_folder.Outputs(ids, part.labels, federation.held_out_output(split))
     if outputs:
         run_folder.save_outputs(folder, outputs)
     widths = {name: party.up.width[0] for name, party in federation.parties.items()}
     rows = {split: len(part.labels) for split, part in federation.splits.items()}
+    config = replace(config, loss=federation.server.loss.name)
     run_folder.save_settings(folder, config, widths, rows, federation.server.block.size(), data.participation)
     run_folder.save_columns(folder, data.columns)
     _save_encoders(folder, data)

@@ -108,7 +108,7 @@ def predict(
         statuses = [status_of(held.lacking.get(i, ())) for i in normal]
         shown = wanted.spelt(ids, data)
         if len(held.output):
-            write_predictions(wanted.out, shown, statuses, held.output, config.loss, data.class_names)
+            write_predictions(wanted.out, shown, statuses, held.output, process.plan.loss.name, data.class_names)
         count = sum(status == OK for status in statuses)
         session.status.say(
             f"Predictions of {count:,} of {len(ids):,} rows: {wanted.out}", predicted=count, asked=len(ids)
@@ -249,7 +249,7 @@ def _train(process: ServerProcess, status: StatusLine) -> None:
     if process.records and (ended := ending(process.records[-1], process.config.epochs)):
         status.say(ended)
     scores_of = {
-        split: metrics.of_loss(process.config.loss, o.output, o.labels)
+        split: metrics.of_loss(process.plan.loss.name, o.output, o.labels)
         for split, o in load_outputs(process.folder).items()
     }
     for split, values in scores_of.items():

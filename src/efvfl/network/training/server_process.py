@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,8 @@ class ServerProcess:
         self.answerer = QuestionHandler(self.party, data, train_rows=True) if self.party else None
         self.local = {here: OwnParty(self.party, self.answerer)} if self.party and self.answerer else {}
         self.about = data.about(config, "")
-        self.own = handshake.own_part(config, self.about["digest"], data.targets("train").weights)
+        weights = data.targets("train").weights
+        self.own = handshake.own_part(config, self.plan.loss.name, self.about["digest"], weights)
         self.saving = CheckpointPolicy(config.network)
         self.ledger = Ledger()
         self.message_log = MessageLog(folder / "log")
@@ -264,9 +266,9 @@ class ServerProcess:
     def _observe(self) -> Observation:
         """Measure as much as one can without seeing the parties' rows."""
         if self.driver.examination:
-            exact, data = self.driver.examination.outputs, self.data
-            if exact:
-                self._leave_for_report({s: Outputs(data.ids[s], data.labels[s], exact[s]) for s in exact})
+            sent, data = self.driver.examination.outputs, self.data
+            if sent:
+                self._leave_for_report({s: Outputs(data.ids[s], data.labels[s], sent[s]) for s in sent})
             return Observation()
         loss, scores = self.server.loss, {}
         outputs: dict[str, Outputs] = {}
@@ -285,7 +287,8 @@ class ServerProcess:
         if outputs:
             save_outputs(self.folder, outputs)
         rows = {split: len(ids) for split, ids in self.data.trained_ids.items()}
-        save_settings(self.folder, self.config, self.widths, rows, self.server.block.size(), self.data.participation)
+        config = replace(self.config, loss=self.plan.loss.name)
+        save_settings(self.folder, config, self.widths, rows, self.server.block.size(), self.data.participation)
 
     def finish(self) -> set[str]:
         """Tell the parties that all is done; return those that could not be told. They may join later."""
