@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.tables.choose import QSGD, TOP_K, by_row
+from benchmarks.tables.choose import by_row
 from benchmarks.tables.problems import Problem
 from benchmarks.tables.training import encoded, run_config
 from efvfl.runs.build import make_federation
@@ -13,6 +13,8 @@ from efvfl.runs.build import make_federation
 PROBLEM = "credit"
 SEEDS = range(1)
 EPOCHS = 20
+TOP_K: Mapping[str, Any] = {"name": "topk", "ratio": 0.1}
+QSGD: Mapping[str, Any] = {"name": "qsgd", "bits": 4}
 
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "SVFL": {"name": "svfl"},

@@ -180,9 +180,9 @@ def _local_model(config: ModelConfig, row: Tensor, encoder: Encoder | None) -> n
 
         if config.name == "linear":
             return linear_model(encoder.layout, config.width)
-        return table_model(encoder.layout, config.width, config.hidden, config.activation, config.last)
+        return table_model(encoder.layout, config.width, config.hidden, config.activation, config.last, config.skip)
     if config.name == "mlp":
-        return mlp.mlp(row.numel(), config.width, config.hidden, config.activation, config.last)
+        return mlp.mlp(row.numel(), config.width, config.hidden, config.activation, config.last, config.skip)
     if config.name in ("resnet18", "mvcnn"):
         if row.dim() != 3:
             raise ConfigError(f"{config.name} needs images, but a row of these columns has shape {tuple(row.shape)}.")
@@ -202,7 +202,7 @@ def _head(config: FusionConfig, inputs: int, outputs: int) -> nn.Module:
         return mlp.imported(config.name, config.options)
     if config.name != "mlp":
         raise ConfigError(f"there is no head {config.name!r}. Known: mlp, or your own as 'package.module:attribute'.")
-    return mlp.mlp(inputs, outputs, config.hidden, config.activation)
+    return mlp.mlp(inputs, outputs, config.hidden, config.activation, skip=config.skip)
 
 
 def memory_folder(config: RunConfig, folder: Path | None) -> Path | None:

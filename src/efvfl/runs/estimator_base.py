@@ -243,7 +243,7 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         chosen, width = run.model, run.model.width
         make: Callable[[], nn.Module]
         if self.model == "table":
-            make = partial(table_model, layout, width, chosen.hidden, chosen.activation, chosen.last)
+            make = partial(table_model, layout, width, chosen.hidden, chosen.activation, chosen.last, chosen.skip)
         elif self.hidden:
             raise ConfigError(f"hidden = {list(self.hidden)} needs model = 'table': remove it.")
         elif callable(self.model):

@@ -37,7 +37,7 @@ CONTENTS = {
     "refuse": "why the other side is refused, as a text",
     "ask": "which rows to represent exactly: a split and places, or ids",
     "evaluate": "nothing: report on the validation rows",
-    "final": "nothing: represent validation and test rows exactly, for training has ended",
+    "final": "nothing: represent validation and test rows finely, for training has ended",
     "evaluation": "the compressed change of a party's validation rows; at the end also test rows, a byte a number",
     "decide": "whether this model is kept, or the kept one used, and the learning rate",
     "answer": "exact representations of rows, to evaluate or predict; outside the count of training bytes",
