@@ -42,6 +42,7 @@ def register(commands: Commands) -> None:
     inspect.add_argument("file", type=Path, help=".csv, .csv.gz, .tsv, .parquet or .arrow")
     inspect.add_argument("--id", default="", help="the column that names the rows")
     inspect.add_argument("--label", default="", help="the column to predict")
+    inspect.add_argument("--weight", default="", help="the column that says how much each row counts, beside --label")
     inspect.add_argument("--against", type=Path, help="another table: how many ids both have, and in which format more")
     inspect.add_argument("--against-id", default="", help="its column of ids (default: that of --id)")
     inspect.set_defaults(handler=_inspect)
@@ -66,7 +67,7 @@ def _demo(options: argparse.Namespace, console: Console) -> None:
 def _inspect(options: argparse.Namespace, console: Console) -> None:
     from efvfl.data.tables.inspect import command, compare_ids
 
-    command(options.file, options.id, options.label, console)
+    command(options.file, options.id, options.label, console, options.weight)
     if options.against:
         compare_ids({options.file: options.id, options.against: options.against_id or options.id}, console)
 
