@@ -47,6 +47,7 @@ class ParticipantData:
     classes: int  # how many there are; 1 for targets that are not classes, 0 where nothing is known of them
     encoder: Encoder | None = None  # tables: how the columns became numbers
     class_names: tuple[str, ...] = ()  # where labels were texts
+    loss: str = ""  # of tables with labels: what was asked for, or follows from them
     participation: dict[str, Participation] = field(default_factory=dict)  # of the rows of this participant's tables
     weights: dict[str, Tensor | None] = field(default_factory=dict)  # of rows in the loss, beside labels
     spelling: dict[str, str] = field(default_factory=dict)  # at the server: ids as its table writes them, if otherwise
@@ -224,8 +225,11 @@ def _from_tables(config: RunConfig, folder: Path, name: str, start: _Start) -> P
     weights = {split: target.weights(ids) for split, ids in parts.items()} if target else {}
     spelling = target.spelling() if target and not name else {}
     count = (len(classes.names) or classes_of(labels["train"])) if labels else 0
+    held = ParticipantData(
+        names, {}, labels, parts, count, None, classes.names, classes.loss, taking_part, weights, spelling
+    )
     if own is None or table is None:
-        return ParticipantData(names, {}, labels, parts, count, None, classes.names, taking_part, weights, spelling)
+        return held
     encoder = _encoder(table, parts["train"], home, saved, known)
     columns = table.encoded(parts, encoder)
     compared = table.compared(parts, encoder, start.warm)
@@ -238,7 +242,7 @@ def _from_tables(config: RunConfig, folder: Path, name: str, start: _Start) -> P
         compared |= later
     if home:
         save_columns(home, {party: drift.as_table(compared)})
-    return ParticipantData(names, columns, labels, parts, count, encoder, classes.names, taking_part, weights, spelling)
+    return replace(held, columns=columns, encoder=encoder)
 
 
 def _open_table(config: RunConfig, path: Path, own: OwnData, saved: Encoder | None, known: Encoder | None) -> Table:
@@ -304,6 +308,8 @@ def _labels(config: RunConfig, target: Table | None, parts: dict[str, list[str]]
         return {}, Labels()
     classes = target.encoding([name for ids in parts.values() for name in ids], config.loss)
     _say([target.label_notice(classes)] if classes.doubt else [])
+    if not config.loss:
+        log.info("The loss follows from the label: %s.", classes.loss)
     return {split: classes.encode(target.labels(ids)) for split, ids in parts.items()}, classes
 
 
