@@ -33,9 +33,10 @@ class OwnRows:
 
 
 def train_alone(config: RunConfig, rows: OwnRows, stop: Callable[[], bool] = lambda: False) -> dict[str, Outputs]:
-    """Train as the run did, whose loss the settings name, without the other parties, and return outputs on held-out rows; nothing if stopped.
+    """Train as the run did, without the other parties, and return outputs on held-out rows; nothing if stopped.
 
-    The best model is kept where the run keeps it. There is no compressor and no protection, for nothing leaves.
+    The best model is kept where the run keeps it. There is no compressor and no protection, for nothing leaves. The
+    settings name the loss.
     """
     name, x = config.label_holder, rows.columns["train"]
     held_out = [split for split in ("validation", "test") if split in rows.targets]
