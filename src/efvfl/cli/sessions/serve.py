@@ -92,6 +92,8 @@ def train(options: SessionOptions, config: RunConfig, console: Console, stack: E
     session = _open(options, config, data, console, stack)
     session.listen(options, stack)
     process = session.process
+    if not process.finished:
+        (process.folder / ALONE).unlink(missing_ok=True)  # of fewer epochs
     with stop_on_signal(process.requests.stopping):
         _train(process, session.status)
         _finish(process)
