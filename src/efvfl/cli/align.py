@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_session, session_options
+from efvfl.cli.options import Commands, add_command, add_file, add_session, session_options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
+_ABOUT = """Finds the rows that all participants share, without showing anybody an id that it does not have, and leaves
+the list in every participant's folder: `serve` and `join` train on these rows. The label holder starts it,
+and every party runs it with --party at the same time."""
+
+
 def register(commands: Commands) -> None:
     """Add the commands of this file to the parser."""
-    align = commands.add_parser("align", help="find the rows that all share: the label holder, or with --party a party")
-    align.add_argument("file", type=Path, help="the federation file")
-    align.add_argument("--party", help="which of the parties this is")
+    align = add_command(
+        commands,
+        "align",
+        "find the rows that all share, all at the same time",
+        _ABOUT,
+        "align bank.toml",
+        "align federation.toml --party bank",
+        "align bank.toml --list",
+    )
+    add_file(align)
+    align.add_argument("--party", help="with one file for all: which of the parties this is")
     align.add_argument("--list", action="store_true", help="show the lists in this participant's folder, and end")
     add_session(align, "--dir", "--out")
     align.set_defaults(handler=_align)
@@ -27,12 +39,13 @@ def _align(options: argparse.Namespace, console: Console) -> None:
     from efvfl.cli.sessions import align, setup
 
     session = session_options(options)
+    name = session.party(options.party)
     if options.list:
-        align.show_lists(session, options.party, console)
+        align.show_lists(session, name, console)
         return
     config = setup.start(session, single_process="align")
     with contextlib.ExitStack() as stack:
-        if options.party is None:
-            align.lead(session, config, console, stack)
+        if name:
+            align.follow(session, name, config, console, stack)
         else:
-            align.follow(session, options.party, config, console, stack)
+            align.lead(session, config, console, stack)

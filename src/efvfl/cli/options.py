@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -14,6 +15,22 @@ if TYPE_CHECKING:
     from efvfl.network.ops.session import SessionOptions
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_command(commands: Commands, name: str, summary: str, about: str, *examples: str) -> argparse.ArgumentParser:
+    """Add a command: `summary` is its line in the list of all, `about` and the examples are under its own --help."""
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=about,
+        epilog=examples_text(*examples),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def examples_text(*examples: str) -> str:
+    """Return commands as the end of a --help shows them."""
+    return "\n".join([f"example{'s' if len(examples) > 1 else ''}:", *(f"  efvfl {line}" for line in examples)])
 
 
 def add_device(command: argparse.ArgumentParser) -> None:
@@ -58,25 +75,92 @@ def add_start(command: argparse.ArgumentParser, what: str) -> None:
     )
 
 
+def add_tracking(command: argparse.ArgumentParser) -> None:
+    """Add the choice of experiment trackers."""
+    command.add_argument(
+        "--track",
+        nargs="+",
+        choices=("tensorboard", "mlflow", "wandb"),
+        default=[],
+        help="also write the curves for these, each to a folder of its name in the run's",
+    )
+
+
+def add_log(command: argparse.ArgumentParser) -> None:
+    """Add the choice of how log lines on stderr look."""
+    command.add_argument(
+        "--log",
+        choices=("auto", "plain", "json"),
+        default="auto",
+        help="lines of the log on stderr (default: for people at a terminal, else plain)",
+    )
+
+
+def add_metrics(command: argparse.ArgumentParser) -> None:
+    """Add the choice of an address for Prometheus."""
+    command.add_argument(
+        "--metrics", default="", metavar="[HOST:]PORT", help="tell Prometheus at /metrics (default: no)"
+    )
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    """Add the choice of JSON: one value on stdout, in place of tables and sentences."""
+    command.add_argument("--json", action="store_true", help="print JSON in place of tables")
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON."""
+    print(json.dumps(value, indent=1))
+
+
+def add_place(command: argparse.ArgumentParser, *folder: str) -> None:
+    """Add where a participant keeps its things, and where the server is."""
+    command.add_argument(
+        *(folder or ("--dir",)),
+        type=Path,
+        help="this participant's folder (default: the own file's; with one file for all, runs/FILE/NAME)",
+    )
+    command.add_argument("--address", help="in place of the file's")
+    command.add_argument("--certs", type=Path, help="folder (default: the own file's, or certs)")
+
+
 def add_session(command: argparse.ArgumentParser, *folder: str) -> None:
     """Add what every participant's process needs: its folder, an address, certificates and a way to show its status."""
-    command.add_argument(*(folder or ("--dir",)), type=Path, help="this participant's folder (default: runs/FILE/NAME)")
-    command.add_argument("--address", help="in place of the file's")
-    command.add_argument("--certs", type=Path, default=Path("certs"), help="folder (default: %(default)s)")
+    add_place(command, *folder)
     command.add_argument("--insecure", action="store_true", help="no TLS; on loopback addresses only")
     command.add_argument("--status", choices=("live", "json", "quiet"), default="live")
+    add_log(command)
 
 
 def session_options(options: argparse.Namespace) -> SessionOptions:
-    """Return the options of `add_session` as the network package takes them."""
+    """Return the options of `add_session`, or of `add_place` alone, as the network package takes them."""
+    from efvfl.config import own_file
     from efvfl.network.ops.session import SessionOptions
 
+    participant = own_file.find(options.file)
     return SessionOptions(
         file=options.file,
         folder=options.dir,
         address=options.address,
-        certs=options.certs,
-        insecure=options.insecure,
-        status=options.status,
+        certs=options.certs or (participant.certs if participant else Path("certs")),
+        insecure=getattr(options, "insecure", False),
+        status=getattr(options, "status", "quiet"),
+        log=getattr(options, "log", "auto"),
+        metrics=getattr(options, "metrics", ""),
         start_from=getattr(options, "start_from", None),
+        participant=participant,
     )
+
+
+def add_file(command: argparse.ArgumentParser) -> None:
+    """Add the file that every participant's command takes."""
+    command.add_argument("file", type=Path, help="your own file, such as bank.toml, or one file for all")
+
+
+def folder_of(place: Path) -> Path:
+    """Return a folder that is named as such, or that of a participant's own file."""
+    if place.suffix != ".toml":
+        return place
+    from efvfl.config import own_file
+
+    return own_file.participant(place).folder

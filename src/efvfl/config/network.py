@@ -20,11 +20,25 @@ class NetworkConfig:
     silent_seconds: float = 300.0  # 'stop', 'stale': a connected party that does not answer for so long is missing
     save_steps: int = 1000  # a participant saves itself after so many steps, or
     save_seconds: float = 60.0  # seconds
+    denied: tuple[str, ...] = ()  # fingerprints of certificates that the server refuses, whoever shows them
 
     def __post_init__(self) -> None:
         """Refuse an address that nobody can dial, and numbers out of range."""
         ranges.check_fields(self, "network")
         check_address(self.address)
+        for text in self.denied:
+            check_fingerprint(text)
+
+
+def check_fingerprint(text: str) -> str:
+    """Return a SHA-256 fingerprint in one form: 64 small digits, without the colons that people read."""
+    plain = text.replace(":", "").lower()
+    if len(plain) != 64 or set(plain) - set("0123456789abcdef"):
+        raise ConfigError(
+            f"network.denied: expected a fingerprint as `efvfl fingerprint` shows it, such as 'AB:12:...', 32 pairs, "
+            f"got {text!r:.120}."
+        )
+    return plain
 
 
 def check_address(address: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from efvfl.config import table_defaults
+from efvfl.config import ownership, table_defaults
 from efvfl.config.column_types import ColumnType
 from efvfl.config.compressors import compressor_from as compressor_from
 from efvfl.config.network import NetworkConfig as NetworkConfig
@@ -329,4 +329,7 @@ def load(path: Path) -> RunConfig:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # not UTF-8, or a path with a null character
         raise ConfigError(f"cannot read {path}: {error}") from error
-    return read(RunConfig, parse(text, str(path)), path.name)
+    table = parse(text, str(path))
+    if ownership.is_own(table):
+        raise ConfigError(f"{path} is one participant's own file: expected one file with the settings of all.")
+    return read(RunConfig, table, path.name)

@@ -20,18 +20,21 @@ from efvfl.config import run_file, user_code
 from efvfl.config.run_file import RunConfig
 from efvfl.data import Dataset
 from efvfl.errors import CheckpointError, ConfigError
-from efvfl.runs import run_folder
+from efvfl.runs import model_notes, run_folder
 from efvfl.runs.alone import OwnRows, train_alone
 from efvfl.runs.build import load_data, make_federation, watching
+from efvfl.runs.model_notes import ModelNotes
 from efvfl.runs.status_file import StatusFile, kept
 from efvfl.runs.svfl_bytes import bytes_beside
 from efvfl.runs.trained import TrainedRun, module_state, read_encoder
 from efvfl.runs.true_settings import true_settings
+from efvfl.training.callbacks import Callback
 from efvfl.training.federation import Federation
 from efvfl.training.options import Evaluation
 from efvfl.training.record import Record
-from efvfl.util import checkpoint
+from efvfl.util import checkpoint, nested
 from efvfl.util.files import write_atomically
+from efvfl.util.finish_request import FinishRequest
 
 if TYPE_CHECKING:
     from efvfl.data.tables.encode import Encoder
@@ -72,10 +75,10 @@ class RunCheckpoint:
         """
         state = checkpoint.load_kept(self.path)
         _check_layout(self.path, state)
-        if state["config"] != self.settings:
-            changed = sorted(k for k in self.settings if state["config"].get(k) != self.settings[k])
+        if changed := nested.changes(state["config"], self.settings):
             raise ConfigError(
-                f"{self.path} was made with other settings of {', '.join(changed)}: restore them or start anew."
+                f"{self.path} was made with other settings ({'; '.join(changed)}): restore them, or start anew in "
+                "another folder."
             )
         federation.load_state_dict(state["federation"])
         return [Record.from_json(line) for line in state["records"]]
@@ -135,6 +138,7 @@ def train(
     watch: Watch | None = None,
     say: Callable[[str], None] | None = None,
     alone: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> list[Record]:
     """Train what a run file says, and return the records.
 
@@ -147,6 +151,7 @@ def train(
     - `watch`: gets the federation and an iterable of records, and hands the records on: for a progress bar.
     - `say`: gets a sentence about each table, how many of its rows take part; left out: the log `efvfl` has it.
     - `alone`: afterwards train the label holder's own columns alone, if it has any, for the report to compare with.
+    - `callbacks`: are told of every step and of every record ([how](docs/python.md#callbacks-and-experiment-trackers)).
 
     A run that was killed and is resumed gives the same records, bit for bit, as one that was not.
 
@@ -185,8 +190,11 @@ def train(
 
     if federation.epoch < config.epochs:
         _save_settings(federation, config, data, folder, complete=False)
+    request = FinishRequest(folder, fresh=not resume)
+    federation.driver.asked = request.taken
     with kept(StatusFile(folder, "run", folder.name, lambda: watched_state(federation, config, folder))):
-        train_on(federation, config, records, save, watch)
+        train_on(federation, config, records, save, watch, callbacks=callbacks)
+        request.take()  # one that came too late
         if not records:
             raise ConfigError(f"epochs = {config.epochs} leaves nothing to train.")
         _leave_for_report(federation, config, data, folder)
@@ -227,10 +235,13 @@ def train_on(
     save: Callable[[Sequence[Record]], None],
     watch: Watch | None = None,
     every: float = 0.0,
+    callbacks: Sequence[Callback] = (),
 ) -> None:
     """Train to the last epoch and add to the records; `save` them after each, if so many seconds have passed."""
     saved = time.monotonic()
-    following: Iterable[Record] = federation.train(config.epochs, watching(config).every, config.observe_gradient)
+    following: Iterable[Record] = federation.train(
+        config.epochs, watching(config).every, config.observe_gradient, callbacks
+    )
     for record in watch(federation, following) if watch else following:
         records.append(record)
         if time.monotonic() - saved >= every:
@@ -260,8 +271,17 @@ def _leave_for_report(federation: Federation, config: RunConfig, data: Dataset, 
     if outputs:
         run_folder.save_outputs(folder, outputs)
     _save_settings(federation, config, data, folder, complete=True)
+    _save_models(federation, config, data, folder)
     run_folder.save_columns(folder, data.columns)
     _save_encoders(folder, data)
+
+
+def _save_models(federation: Federation, config: RunConfig, data: Dataset, folder: Path) -> None:
+    """Write what `efvfl export` makes the models from, beside their parameters."""
+    widths = {name: party.up.width[0] for name, party in federation.parties.items()}
+    columns = zip(data.names, data.train.features, strict=True)
+    head = model_notes.head_note(config, widths, data.classes, data.class_names)
+    ModelNotes({name: model_notes.local_note(config, name, x) for name, x in columns}, head).save(folder)
 
 
 def _save_settings(federation: Federation, config: RunConfig, data: Dataset, folder: Path, complete: bool) -> None:

@@ -32,7 +32,7 @@ from efvfl.network.links.connections import Hooks, ServerTimeouts
 from efvfl.network.links.dialling import Dialler, PartyTimeouts
 from efvfl.network.ops.audit_log import AuditLog
 from efvfl.network.ops.session import SessionOptions, stop_on_signal, tick
-from efvfl.network.ops.status import Mode, StatusLine
+from efvfl.network.ops.status import Mode, StatusLine, say
 from efvfl.network.training import beginning
 
 log = logging.getLogger("efvfl")
@@ -95,6 +95,7 @@ def follow(options: SessionOptions, name: str, config: RunConfig, console: Conso
         PartyTimeouts(server=config.network.absent_seconds),
         on_frame=audit.record,
         on_tick=partial(tick, (progress,), audit),
+        explain=setup.make_explain(options.address_of(config), credentials),
     )
     _describe_tables(progress, local, config)
     with _restartable(), stop_on_signal(dialler.stopping):
@@ -126,9 +127,8 @@ def lead(options: SessionOptions, config: RunConfig, console: Console, stack: Ex
     progress = ProgressDisplay(options.status, console, state)
     stack.callback(progress.close)
     _describe_tables(progress, local, config)
-    address = options.address_of(config)
-    port = setup.open_port(address, credentials, FRAME, requests, audit, stack)
-    progress.say(setup.listening_text(address, port, requests), port=port)
+    port = setup.open_port(options, config, credentials, FRAME, requests, audit, stack)
+    progress.say(setup.listening_text(options, config, port, requests), port=port)
     with _restartable(), stop_on_signal(requests.stopping):
         aligned = server.run()
     for name in sorted(server.uninformed):
@@ -136,7 +136,7 @@ def lead(options: SessionOptions, config: RunConfig, console: Console, stack: Ex
     _describe_result(progress, local, server, aligned)
 
 
-def show_lists(options: SessionOptions, party: str | None, console: Console) -> None:
+def show_lists(options: SessionOptions, party: str, console: Console) -> None:
     """Show the lists in a participant's folder, and which of them training there began with."""
     folder = options.folder_of(party or certificates.SERVER)
     alignments, began = Alignments(folder), beginning.load(folder)
@@ -267,7 +267,7 @@ class ProgressDisplay:
     def say(self, text: str, **more: Any) -> None:
         """Show an event."""
         if self.mode == "live":
-            self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+            say(self.console, text, **more)
         else:
             self._lines.say(text, **more)
 

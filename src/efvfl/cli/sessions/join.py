@@ -21,6 +21,7 @@ from efvfl.network.training.autosave import CheckpointPolicy
 from efvfl.network.training.party_process import PartyProcess
 from efvfl.network.workers import worker_group
 from efvfl.network.workers.group_model import workers_of
+from efvfl.runs.model_notes import ModelNotes, local_note
 from efvfl.runs.run_folder import RunSettings
 from efvfl.runs.status_file import StatusFile
 from efvfl.runs.svfl_bytes import bytes_beside
@@ -45,6 +46,7 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
     setup.warn_without_private_seed(config, name)
     plan = build.make_plan(config, data, folder)
     party = build.build_party(config, plan, data, name)
+    ModelNotes({name: local_note(config, name, data.columns["train"])}).save(folder)
     if workers := workers_of(party):
         stack.push(workers.leave)
     process = PartyProcess(
@@ -54,6 +56,7 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
         questions.QuestionHandler(party, data, limits.train_rows),
         limits,
         CheckpointPolicy(network),
+        handshake.own_model(config, name),
     )
     stack.callback(process.message_log.close)
     audit = setup.open_audit_log(folder, stack)
@@ -72,6 +75,7 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
 
     status = StatusLine(options.status, console, state)
     stack.callback(status.close)
+    metrics = setup.open_metrics(options, state, status, stack)
     file = StatusFile(folder, "join", name, lambda: _watched(config, process, plan, state()))
     file.watch()
     stack.push(file.leave)
@@ -81,7 +85,8 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
         setup.make_dial(options.address_of(config), credentials, limit, audit),
         PartyTimeouts(server=network.absent_seconds),
         on_frame=audit.record,
-        on_tick=partial(tick, (status, file), audit, workers),
+        on_tick=partial(tick, [show for show in (status, file, metrics) if show], audit, workers),
+        explain=setup.make_explain(options.address_of(config), credentials),
     )
     with stop_on_signal(dialler.stopping):
         dialler.run()

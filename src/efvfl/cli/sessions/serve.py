@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from torch import Tensor
@@ -32,12 +32,18 @@ from efvfl.network.training.server_process import ServerProcess
 from efvfl.network.workers import worker_group
 from efvfl.runs import metrics
 from efvfl.runs.alone import OwnRows, train_alone
+from efvfl.runs.model_notes import ModelNotes, head_note, local_note
 from efvfl.runs.run_folder import ALONE, load_outputs, load_settings, save_outputs
 from efvfl.runs.status_file import StatusFile
 from efvfl.runs.svfl_bytes import bytes_beside
+from efvfl.runs.trackers import Tracker, open_trackers
 from efvfl.training.stopping import ending
 from efvfl.util.extras import optional
 from efvfl.util.files import write_atomically
+from efvfl.util.finish_request import finish_on_signal
+
+if TYPE_CHECKING:
+    from efvfl.network.ops.metrics import MetricsEndpoint
 
 log = logging.getLogger("efvfl")
 
@@ -76,7 +82,14 @@ class PredictionFile:
         return [data.spelling.get(i, i) for i in ids] if self.split else ids
 
 
-def train(options: SessionOptions, config: RunConfig, console: Console, stack: ExitStack, alone: bool = False) -> None:
+def train(
+    options: SessionOptions,
+    config: RunConfig,
+    console: Console,
+    stack: ExitStack,
+    alone: bool = False,
+    trackers: Sequence[Tracker] = (),
+) -> None:
     """Train with the parties that join; what is opened is closed with the stack.
 
     `alone`: when they are told that it is over, train the own columns alone, for the report to compare with.
@@ -94,7 +107,8 @@ def train(options: SessionOptions, config: RunConfig, console: Console, stack: E
     process = session.process
     if not process.finished:
         (process.folder / ALONE).unlink(missing_ok=True)  # of fewer epochs
-    with stop_on_signal(process.requests.stopping):
+    process.driver.callbacks = open_trackers(trackers, process.folder, asdict(config), stack)
+    with stop_on_signal(process.requests.stopping), finish_on_signal(process.folder):
         _train(process, session.status)
         _finish(process)
         if alone and config.label_holder:
@@ -174,7 +188,7 @@ def serve_predictions(
     session = _open(options, config, _load_data(options, config), console, stack, trained=True)
     endpoint = service.prepare(wanted, session.process.folder, stack)
     session.listen(options, stack)
-    service.run(endpoint, session.process, session.status)
+    service.run(endpoint, session.process, session.status, session.metrics)
 
 
 def write_predictions(
@@ -205,13 +219,14 @@ class _Session:
     audit: AuditLog
     status: StatusLine
     credentials: Credentials | None
+    metrics: MetricsEndpoint | None
 
     def listen(self, options: SessionOptions, stack: ExitStack) -> None:
         """Open the port for the parties."""
         requests, config = self.process.requests, self.process.config
-        address, limit = options.address_of(config), build.frame_limit(self.process.plan)
-        port = setup.open_port(address, self.credentials, limit, requests, self.audit, stack)
-        self.status.say(setup.listening_text(address, port, requests), port=port)
+        limit = build.frame_limit(self.process.plan)
+        port = setup.open_port(options, config, self.credentials, limit, requests, self.audit, stack)
+        self.status.say(setup.listening_text(options, config, port, requests), port=port)
 
 
 def _load_data(options: SessionOptions, config: RunConfig) -> ParticipantData:
@@ -237,10 +252,15 @@ def _open(
     timeouts = ServerTimeouts(absent=network.absent_seconds, stale=network.stale_seconds, silent=network.silent_seconds)
     status = StatusLine(options.status, console, lambda: _state(process, audit))
     stack.callback(status.close)
+    metrics = setup.open_metrics(options, lambda: _state(process, audit), status, stack)
     file = StatusFile(folder, "serve", certificates.SERVER, lambda: _watched(process, audit))
-    shows = (status,) if trained else (status, file)  # what training left is not about predictions
+    shows: list[Callable[[], None]] = [status] if trained else [status, file]  # what training left is not about this
+    shows += [metrics] if metrics else []
     hooks = Hooks(audit.record, lambda: tick(shows, audit, process.workers))
     process = ServerProcess(config, data, folder, timeouts, hooks)
+    here = config.label_holder
+    own = {here: local_note(config, here, data.columns["train"])} if here else {}
+    ModelNotes(own, head_note(config, process.widths, data.classes, data.class_names)).save(folder)
     if not trained:
         file.watch()
         stack.push(file.leave)
@@ -251,7 +271,7 @@ def _open(
         process.requests.told.clear()  # parties that take part now must be told when this is over, too
         if not process.finished:
             raise ConfigError(f"training in {folder} is not finished: run `efvfl serve {options.file}` first.")
-    return _Session(process, audit, status, credentials)
+    return _Session(process, audit, status, credentials, metrics)
 
 
 def _state(process: ServerProcess, audit: AuditLog) -> dict[str, Any]:
@@ -268,6 +288,9 @@ def _state(process: ServerProcess, audit: AuditLog) -> dict[str, Any]:
         "codec": codec,
         "waiting": process.requests.waited,
         "missing": process.requests.presence.missing_for(),
+        "parties": list(process.requests.names),
+        "epoch": process.driver.epoch,
+        "scores": process.scores,
     }
 
 

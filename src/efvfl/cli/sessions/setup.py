@@ -3,47 +3,58 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from efvfl.config import run_file, user_code
+from efvfl.config import own_file, run_file, user_code
 from efvfl.config.run_file import RunConfig
 from efvfl.network.identity.certificates import Credentials
+from efvfl.network.identity.renewal import Renewal
 from efvfl.network.links.dialling import Dial
 from efvfl.network.links.grpc import dial, listen, port_of
 from efvfl.network.links.requests import Requests
+from efvfl.network.links.tls_probe import connect, probe
+from efvfl.network.ops import private_seed, terminal_log
 from efvfl.network.ops.audit_log import AuditLog
 from efvfl.network.ops.lock import Lock
 from efvfl.network.ops.open_files import raise_limit
 from efvfl.network.ops.session import SessionOptions, handle_signals
-from efvfl.network.ops.terminal_log import log_handler
+from efvfl.network.ops.status import StatusLine
 from efvfl.network.training import beginning, build, trained_folder
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.workers import worker_group
 from efvfl.runs.trained import TrainedRun
 
+if TYPE_CHECKING:
+    from efvfl.network.ops.metrics import MetricsEndpoint
+
 log = logging.getLogger("efvfl")
+
+PROBE = 3.0  # seconds for a look at why a server cannot be reached
 
 
 def start(
     options: SessionOptions, device: Literal["cpu", "cuda", "mps"] | None = None, single_process: str = ""
 ) -> RunConfig:
-    """Load the federation file and prepare this process for it.
+    """Load the participant's file and prepare this process for it.
 
     `single_process` names a command that torchrun must not start several times.
     """
     raise_limit()
-    config = run_file.load(options.file)
+    config, participant = own_file.open_run(options.file)
+    if participant:
+        config = private_seed.completed(config, participant, options.folder_of(participant.certified))
     if single_process:
         worker_group.refuse(single_process)
     if device:
         config = run_file.on_device(config, device)
     user_code.look_in(options.file.parent)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[log_handler(options.status == "live")])
+    terminal_log.start(options.log, options.status == "live")
     if config.threads:
         torch.set_num_threads(config.threads)
     return config
@@ -71,17 +82,46 @@ def open_audit_log(folder: Path, stack: ExitStack) -> AuditLog:
     return audit
 
 
+def open_metrics(
+    options: SessionOptions, state: Callable[[], dict[str, Any]], status: StatusLine, stack: ExitStack
+) -> MetricsEndpoint | None:
+    """Tell Prometheus what `state` returns, if the options say so; the port is closed with the stack."""
+    if not options.metrics:
+        return None
+    from efvfl.network.ops.metrics import MetricsEndpoint  # late: it needs an extra
+
+    endpoint = MetricsEndpoint(options.metrics, state)
+    stack.callback(endpoint.close)
+    status.say(f"Metrics at {endpoint.url}", metrics=endpoint.port)
+    return endpoint
+
+
 def make_dial(address: str, credentials: Credentials | None, limit: int, audit: AuditLog) -> Dial:
-    """Return what connects to the server; the audit log counts the bytes on its sockets."""
+    """Return what connects to the server, with the certificate of that day; the audit log counts its bytes."""
     audit.watch(port_of(address))
-    return partial(dial, address, credentials, limit, audit.count)
+    renewal = Renewal(credentials) if credentials else None
+    return lambda: dial(address, renewal.current() if renewal else None, limit, audit.count)
+
+
+def make_explain(address: str, credentials: Credentials | None) -> Callable[[], None]:
+    """Return what finds out why there is no connection to the server, and raises it."""
+    if credentials is None:
+        return lambda: connect(address, PROBE)[0].close()
+    return partial(probe, address, credentials, PROBE)
 
 
 def open_port(
-    address: str, credentials: Credentials | None, limit: int, requests: Requests, audit: AuditLog, stack: ExitStack
+    options: SessionOptions,
+    config: RunConfig,
+    credentials: Credentials | None,
+    limit: int,
+    requests: Requests,
+    audit: AuditLog,
+    stack: ExitStack,
 ) -> int:
     """Listen for parties and return the port; it is closed, and its last bytes are counted, with the stack."""
-    listening, port = listen(address, credentials, limit, len(requests.names), requests.accept)
+    address, denied = options.address_of(config), options.deny_list()
+    listening, port = listen(address, credentials, limit, len(requests.names), requests.accept, denied)
     audit.watch(port)
     stack.callback(lambda: listening.stop(1.0).wait(2.0))
     stack.callback(audit.count)
@@ -90,9 +130,10 @@ def open_port(
     return port
 
 
-def listening_text(address: str, port: int, requests: Requests) -> str:
+def listening_text(options: SessionOptions, config: RunConfig, port: int, requests: Requests) -> str:
     """Say where the server listens, and for whom."""
-    return f"Listening on {address.rsplit(':', 1)[0]}:{port} for {', '.join(requests.names)}."
+    host = options.address_of(config).rsplit(":", 1)[0]
+    return f"Listening on {host}:{port} for {', '.join(requests.names)}."
 
 
 def warn_without_private_seed(config: RunConfig, name: str = "") -> None:
@@ -100,8 +141,8 @@ def warn_without_private_seed(config: RunConfig, name: str = "") -> None:
     if (config.of(name) if name else config).private_seed is None:
         log.warning(
             "no private_seed is set for %s: its initial parameters and noise follow from the shared seed, which the "
-            "others know. Set it in your own copy of the file, and start in an empty folder: a run that has begun "
-            "keeps its parameters.",
+            "others know. Set it in your own copy of the file, or write an own file (`efvfl init`), and start in an "
+            "empty folder: a run that has begun keeps its parameters.",
             name or "the server",
         )
 

@@ -50,34 +50,64 @@ def make(
     `hosts` are further DNS names or IP addresses of the server.
     """
     now = now or datetime.now(UTC)
-    if not 1 <= days <= 36500:
-        raise ConfigError(f"expected 1 to 36500 days of validity, got {days}.")
+    check_days(days)
     _check_names(folder, names)
     wanted = [name for name in dict.fromkeys(names) if not os.path.exists(folder / f"{name}.crt")]
     alternatives = _check_hosts(folder, wanted, hosts)
     if not wanted:
         return []
 
-    _prepare(folder)
+    prepare(folder)
     made: list[Path] = []
-    ca_key = _key(folder / "ca.key", made)
-    ca = _authority(folder / "ca.crt", ca_key, now, days, made)
-    until = min(now + timedelta(days=days), ca.not_valid_after_utc)
+    signer = open_signer(folder, days, now, made)
     for name in wanted:
-        key = _key(folder / f"{name}.key", made)
+        key = own_key(folder / f"{name}.key", made)
+        certificate = signer.certify(name, key.public_key(), days, alternatives)
+        write_new(folder / f"{name}.crt", certificate, 0o644, made)
+    return made
+
+
+@dataclass(frozen=True)
+class Signer:
+    """A certificate authority with its key: it certifies public keys, whoever holds their private half."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+    now: datetime
+
+    @property
+    def pem(self) -> bytes:
+        """The authority's own certificate."""
+        return self.certificate.public_bytes(Encoding.PEM)
+
+    def certify(
+        self, name: str, public: ec.EllipticCurvePublicKey, days: int, alternatives: Sequence[x509.GeneralName] = ()
+    ) -> bytes:
+        """Return the certificate (PEM) of a participant; `alternatives` are further names of the server."""
         # A party's certificate is not valid for the server, nor the server's for a party.
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if name == SERVER else ExtendedKeyUsageOID.CLIENT_AUTH
-        also = alternatives if name == SERVER else []
-        certificate = _sign(
-            _KeyOwner(_subject(name), key),
-            _KeyOwner(ca.subject, ca_key),
-            (now, until),
+        also = alternatives if name == SERVER else ()
+        until = min(self.now + timedelta(days=days), self.certificate.not_valid_after_utc)
+        return _sign(
+            (_subject(name), public),
+            (self.certificate.subject, self.key),
+            (self.now, until),
             x509.BasicConstraints(ca=False, path_length=None),
             x509.ExtendedKeyUsage([purpose]),
             x509.SubjectAlternativeName(dict.fromkeys([x509.DNSName(name), *also])),
-        )
-        _write(folder / f"{name}.crt", certificate.public_bytes(Encoding.PEM), 0o644, made)
-    return made
+        ).public_bytes(Encoding.PEM)
+
+
+def open_signer(folder: Path, days: int, now: datetime, made: list[Path]) -> Signer:
+    """Return the authority in a folder; make one if there is none, and note the new files in `made`."""
+    key = own_key(folder / "ca.key", made)
+    return Signer(_authority(folder / "ca.crt", key, now, days, made), key, now)
+
+
+def check_days(days: int) -> None:
+    """Refuse a validity that nobody means."""
+    if not 1 <= days <= 36500:
+        raise ConfigError(f"expected 1 to 36500 days of validity, got {days}.")
 
 
 def _check_names(folder: Path, names: Sequence[str]) -> None:
@@ -95,7 +125,7 @@ def _check_names(folder: Path, names: Sequence[str]) -> None:
 
 def _check_hosts(folder: Path, wanted: Sequence[str], hosts: Sequence[str]) -> list[x509.GeneralName]:
     """Return the server's further names; refuse them if its certificate exists already and does not have them."""
-    alternatives = [_host(host) for host in hosts]
+    alternatives = [host_name(host) for host in hosts]
     if SERVER not in wanted:
         path = folder / f"{SERVER}.crt"
         exists = os.path.exists(path)
@@ -106,7 +136,8 @@ def _check_hosts(folder: Path, wanted: Sequence[str], hosts: Sequence[str]) -> l
     return alternatives
 
 
-def _host(host: str) -> x509.GeneralName:
+def host_name(host: str) -> x509.GeneralName:
+    """Return a name or an address of the server as a certificate has it."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host.partition("%")[0]))  # an IPv6 zone means nothing elsewhere
     except ValueError:
@@ -120,7 +151,8 @@ def _host(host: str) -> x509.GeneralName:
     return x509.DNSName(host.lower())
 
 
-def _prepare(folder: Path) -> None:
+def prepare(folder: Path) -> None:
+    """Make a folder for keys; refuse one that others can write to."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = stat.S_IMODE(folder.stat().st_mode)
@@ -131,7 +163,7 @@ def _prepare(folder: Path) -> None:
         raise ConfigError(f"others can write to {folder} (mode {mode:03o}). {chmod(700, folder)}")
 
 
-def _key(path: Path, made: list[Path]) -> ec.EllipticCurvePrivateKey:
+def own_key(path: Path, made: list[Path]) -> ec.EllipticCurvePrivateKey:
     """Return the key at `path`; make one if there is none."""
     if os.path.exists(path):
         found = parse_key(path, read(path, secret=True))
@@ -144,7 +176,7 @@ def _key(path: Path, made: list[Path]) -> ec.EllipticCurvePrivateKey:
             "with a new CA."
         )
     key = ec.generate_private_key(ec.SECP256R1())
-    _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600, made)
+    write_new(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600, made)
     return key
 
 
@@ -160,31 +192,24 @@ def _authority(
         return ca
     # Named after its key: two CAs cannot be confused, and a lost ca.crt can be made again.
     digest = x509.SubjectKeyIdentifier.from_public_key(key.public_key()).digest
-    owner = _KeyOwner(_subject(f"efvfl CA {digest.hex()[:16]}"), key)
-    until = now + timedelta(days=max(days, CA_DAYS))
-    ca = _sign(owner, owner, (now, until), x509.BasicConstraints(ca=True, path_length=0))
-    _write(path, ca.public_bytes(Encoding.PEM), 0o644, made)
+    name, until = _subject(f"efvfl CA {digest.hex()[:16]}"), now + timedelta(days=max(days, CA_DAYS))
+    ca = _sign((name, key.public_key()), (name, key), (now, until), x509.BasicConstraints(ca=True, path_length=0))
+    write_new(path, ca.public_bytes(Encoding.PEM), 0o644, made)
     return ca
 
 
-@dataclass(frozen=True)
-class _KeyOwner:
-    name: x509.Name
-    key: ec.EllipticCurvePrivateKey
-
-
 def _sign(
-    subject: _KeyOwner,
-    issuer: _KeyOwner,
+    subject: tuple[x509.Name, ec.EllipticCurvePublicKey],
+    issuer: tuple[x509.Name, ec.EllipticCurvePrivateKey],
     validity: tuple[datetime, datetime],
     constraints: x509.BasicConstraints,
     *extensions: x509.ExtensionType,
 ) -> x509.Certificate:
     """Return a certificate of the subject's key, signed by the issuer."""
     ca, no = constraints.ca, False
-    public, issuer_public = subject.key.public_key(), issuer.key.public_key()
+    public, issuer_public = subject[1], issuer[1].public_key()
     builder = (
-        x509.CertificateBuilder(issuer.name, subject.name, public, x509.random_serial_number())
+        x509.CertificateBuilder(issuer[0], subject[0], public, x509.random_serial_number())
         .not_valid_before(validity[0] - SKEW)
         .not_valid_after(validity[1])
         .add_extension(constraints, critical=True)
@@ -195,14 +220,14 @@ def _sign(
     )
     for extension in extensions:
         builder = builder.add_extension(extension, critical=False)
-    return builder.sign(issuer.key, hashes.SHA256())
+    return builder.sign(issuer[1], hashes.SHA256())
 
 
 def _subject(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _write(path: Path, data: bytes, mode: int, made: list[Path]) -> None:
+def write_new(path: Path, data: bytes, mode: int, made: list[Path]) -> None:
     """Write a new file so that no crash leaves half of it; refuse to replace one.
 
     The mode is set when the file is created, so nobody else can open a key even for a moment. The last step is a link

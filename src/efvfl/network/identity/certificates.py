@@ -37,6 +37,7 @@ class Credentials:
     ca: bytes = field(repr=False)
     certificate: bytes = field(repr=False)
     key: bytes = field(repr=False)  # must never be logged
+    folder: Path | None = field(default=None, repr=False, compare=False, kw_only=True)  # where renewed ones appear
 
 
 def load(folder: Path, name: str, *, now: datetime | None = None) -> Credentials:
@@ -46,7 +47,9 @@ def load(folder: Path, name: str, *, now: datetime | None = None) -> Credentials
     ca_path, certificate_path, key_path = folder / "ca.crt", folder / f"{name}.crt", folder / f"{name}.key"
     again = f"delete {name}.crt and {name}.key where ca.key is kept and run `{certs_command(folder)}` there"
     try:
-        credentials = Credentials(name, read(ca_path), read(certificate_path), read(key_path, secret=True))
+        credentials = Credentials(
+            name, read(ca_path), read(certificate_path), read(key_path, secret=True), folder=folder
+        )
     except FileNotFoundError as error:
         raise ConfigError(
             f"{error.filename} is missing. Run `{certs_command(folder)}` where ca.key is kept and bring ca.crt, "
@@ -83,6 +86,11 @@ def days_left(certificate: bytes, now: datetime | None = None) -> float:
     return (parse("the certificate", certificate).not_valid_after_utc - (now or datetime.now(UTC))) / timedelta(days=1)
 
 
+def valid_until(credentials: Credentials) -> str:
+    """Return until when a participant's certificate is valid, as people read it."""
+    return f"valid until {_date(parse('the certificate', credentials.certificate).not_valid_after_utc)}"
+
+
 def expiry_warning(credentials: Credentials, now: datetime | None = None, within: float = 30) -> str:
     """Return a warning about a certificate that expires `within` so many days; empty if none does."""
     now, name = now or datetime.now(UTC), credentials.name
@@ -93,6 +101,11 @@ def expiry_warning(credentials: Credentials, now: datetime | None = None, within
         if left <= within:
             return f"The {what} of {name!r} {'expires' if left > 0 else 'expired'} on {date}. To go on, {remedy}."
     return ""
+
+
+def peer_certificate(auth_context: Mapping[str, Sequence[bytes]]) -> bytes:
+    """Return the certificate (PEM) that a peer has shown in a gRPC call; empty if it has shown none."""
+    return next(iter(auth_context.get("x509_pem_cert", ())), b"")
 
 
 def peer_name(auth_context: Mapping[str, Sequence[bytes]]) -> str | None:
@@ -161,7 +174,7 @@ def other_names(certificate: x509.Certificate) -> list[x509.GeneralName]:
         return []
 
 
-def check_dates(path: Path, certificate: x509.Certificate, now: datetime, remedy: str) -> None:
+def check_dates(path: Path | str, certificate: x509.Certificate, now: datetime, remedy: str) -> None:
     """Refuse a certificate that is not valid now."""
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begin:

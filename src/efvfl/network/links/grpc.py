@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -15,12 +16,18 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from efvfl.errors import ConfigError, LinkError, WireError, printable
-from efvfl.network.identity.certificates import SERVER, Credentials, peer_name
+from efvfl.network.identity import fingerprints
+from efvfl.network.identity.certificates import SERVER, Credentials, peer_certificate, peer_name
+from efvfl.network.identity.deny_list import DenyList
+from efvfl.network.identity.renewal import Renewal
 from efvfl.network.links.connection_guard import PERIOD, ConnectionGuard, ConnectionLimits
-from efvfl.network.links.frame import MAX_JSON, PIECE, Assembler, pieces
+from efvfl.network.links.failed_handshakes import FailedHandshakes
+from efvfl.network.links.frame import MAX_JSON, PIECE, Assembler, FrameKind, json_frame, pieces
 from efvfl.network.links.wire import Wire
 from efvfl.util.extras import optional
 
+# Its log is lines of C++ on stderr; what matters of it is said by failed_handshakes.py and tls_probe.py.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 with optional("network", "a federation over a network"):
     import grpc
 
@@ -169,11 +176,16 @@ class QueuedWire:
 
 
 class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
-    def __init__(self, accept: Callable[[Wire, str | None], None], limit: int, secure: bool) -> None:
+    def __init__(
+        self, accept: Callable[[Wire, str | None], None], limit: int, secure: bool, denied: DenyList | None
+    ) -> None:
         self.accept = accept
         self.limit = limit
         self.secure = secure
+        self.denied = denied
+        self.open: dict[grpc.ServicerContext, str] = {}  # streams, and the fingerprints of their certificates
         self.guard: ConnectionGuard | None = None  # there is one as soon as the port is known
+        self.handshakes = FailedHandshakes()
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         return grpc.stream_stream_rpc_method_handler(self._link) if details.method == METHOD else None
@@ -182,6 +194,15 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         name = peer_name(context.auth_context()) if self.secure else None
         if self.secure and name is None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "a certificate of this federation is needed.")
+        self.handshakes.opened(context.peer())
+        if self.secure and self.denied:
+            shown = fingerprints.of_certificate(peer_certificate(context.auth_context()))
+            if self.denied.has(shown):
+                text = self.denied.refusal(str(name), shown)
+                yield from pieces(json_frame(FrameKind.REFUSE, {"code": "denied", "text": text}).to_bytes())
+                return
+            self.open[context] = shown
+            context.add_callback(partial(self.open.pop, context, None))
         if self.guard:
             self.guard.opened(context.peer())
             context.add_callback(partial(self.guard.closed, context.peer()))
@@ -192,42 +213,75 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.accept(wire, name)
         yield from _pieces(outgoing, sent)
 
+    def look(self) -> None:
+        """Look after the connections: cut those of strangers that linger, and of certificates that are denied now."""
+        self.handshakes.look()
+        if self.guard:
+            self.guard.look()
+        for context, fingerprint in list(self.open.items()):
+            if self.denied and self.denied.has(fingerprint):
+                context.cancel()  # it dials again, and is told why it is refused
+
 
 def listen(
-    address: str, credentials: Credentials | None, limit: int, parties: int, accept: Callable[[Wire, str | None], None]
+    address: str,
+    credentials: Credentials | None,
+    limit: int,
+    parties: int,
+    accept: Callable[[Wire, str | None], None],
+    denied: DenyList | None = None,
 ) -> tuple[grpc.Server, int]:
-    """Open the server's port; return the server and the port. Without credentials, only on a loopback address."""
+    """Open the server's port; return the server and the port. Without credentials, only on a loopback address.
+
+    A certificate that is renewed in its folder is used from the next connection on.
+    """
     limits = ConnectionLimits.of(parties)
     server = grpc.server(
         ThreadPoolExecutor(2 * parties + 4, thread_name_prefix="efvfl-grpc"),
         options=[*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", limits.total)],
         maximum_concurrent_rpcs=2 * parties + 4,
     )
-    service = _Service(accept, limit, credentials is not None)
+    service = _Service(accept, limit, credentials is not None, denied)
     server.add_generic_rpc_handlers((service,))
     try:
         if credentials is None:
             refuse_plaintext_beyond_loopback(address)
             port = server.add_insecure_port(address)
         else:
-            secret = grpc.ssl_server_credentials(
-                [(credentials.key, credentials.certificate)], credentials.ca, require_client_auth=True
-            )
+            secret = _server_secret(credentials, service.handshakes.began)
             port = server.add_secure_port(address, secret)
     except RuntimeError as error:
         raise ConfigError(
             f"cannot listen on {address} ({error}): is another server running, or is the port not ours?"
         ) from error
-    service.guard = ConnectionGuard(port, limits)
+    service.guard, service.handshakes.port = ConnectionGuard(port, limits), port
     server.start()
-    threading.Thread(target=_watch, args=(server, service.guard), daemon=True, name="efvfl-guard").start()
+    threading.Thread(target=_watch, args=(server, service), daemon=True, name="efvfl-guard").start()
     return server, port
 
 
-def _watch(server: grpc.Server, guard: ConnectionGuard) -> None:
+def _server_secret(credentials: Credentials, began: Callable[[], None]) -> grpc.ServerCredentials:
+    """Return what gRPC asks for the server's certificate, at the beginning of every handshake."""
+    renewal, used = Renewal(credentials), [credentials]
+
+    def configuration(found: Credentials) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], found.ca)
+
+    def latest() -> grpc.ServerCertificateConfiguration | None:
+        began()
+        found = renewal.current()
+        if found == used[0]:
+            return None  # as before
+        used[0] = found
+        return configuration(found)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(credentials), latest, require_client_authentication=True)
+
+
+def _watch(server: grpc.Server, service: _Service) -> None:
     """Look after the connections until the server is stopped."""
     while server.wait_for_termination(PERIOD):  # True: the time is over, and it runs on
-        guard.look()
+        service.look()
 
 
 def dial(
@@ -263,5 +317,5 @@ def refuse_plaintext_beyond_loopback(address: str) -> None:
             return
     if host != "localhost":
         raise ConfigError(
-            f"expected a loopback address with --insecure, got {address!r}: make certificates with `efvfl certs`."
+            f"expected a loopback address with --insecure, got {address!r}: ask for a certificate with `efvfl request`."
         )

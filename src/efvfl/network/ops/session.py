@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from efvfl.config import run_file
+from efvfl.config.own_file import Participant
 from efvfl.config.run_file import RunConfig
+from efvfl.errors import ConfigError
 from efvfl.network.identity import certificates
+from efvfl.network.identity.deny_list import DenyList
 from efvfl.network.ops.audit_log import AuditLog
 from efvfl.network.ops.status import Mode
+from efvfl.network.ops.terminal_log import LogForm
 from efvfl.network.workers.worker_group import WorkerGroup
 
 log = logging.getLogger("efvfl")
@@ -25,17 +29,34 @@ log = logging.getLogger("efvfl")
 class SessionOptions:
     """How one participant takes part: its files, its address, and how it shows its status."""
 
-    file: Path  # the federation file
-    folder: Path | None = None  # None: runs/FILE/NAME
+    file: Path  # the participant's own, or one for all
+    folder: Path | None = None  # None: the own file's, or runs/FILE/NAME
     address: str | None = None  # None: the file's
     certs: Path = Path("certs")
     insecure: bool = False  # no TLS
     status: Mode = "live"
+    log: LogForm = "auto"
+    metrics: str = ""  # where Prometheus asks, HOST:PORT; empty: nowhere
     start_from: Path | None = None  # this participant's folder of a trained run, to start from
+    participant: Participant | None = None  # whose own file it is; None: one file for all
 
     def folder_of(self, name: str) -> Path:
         """Return the folder of a participant."""
+        if self.folder is None and self.participant:
+            return self.participant.folder
         return self.folder or Path("runs") / self.file.stem / name
+
+    def party(self, name: str | None) -> str:
+        """Return which party this is: what its own file says, or this name; empty for the label holder."""
+        if self.participant is None:
+            return name or ""
+        if name not in (None, self.participant.name):
+            raise ConfigError(f"{self.file} is the own file of {self.participant.name!r}: leave out --party {name}.")
+        return "" if self.participant.serves else self.participant.name
+
+    def deny_list(self) -> DenyList:
+        """Return the certificates that the server refuses."""
+        return DenyList(self.participant.federation if self.participant else self.file)
 
     def address_of(self, config: RunConfig) -> str:
         """Return the server's address, checked."""

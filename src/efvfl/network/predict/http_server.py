@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from efvfl.network.identity.certificates import peer_name
+from efvfl.network.identity.fingerprints import of_bytes
 from efvfl.network.ops.session import handle_signals
 from efvfl.network.predict.places import Place, PlaceLimits, Places
 from efvfl.util.extras import optional
@@ -154,7 +155,12 @@ class _Protocol(H11Protocol):
         # Head and body of a response are two writes; without this the second waits 40 ms for the first's ACK.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tls = transport.get_extra_info("ssl_object")
-        self.app_state = {"certified": _certified(tls.getpeercert() if tls else None), "place": self.place}
+        shown = tls.getpeercert(binary_form=True) if tls else None
+        self.app_state = {
+            "certified": _certified(tls.getpeercert() if tls else None),
+            "fingerprint": of_bytes(shown or b""),
+            "place": self.place,
+        }
         self._allow(self.limits.head)
 
     def connection_lost(self, exc: Exception | None) -> None:

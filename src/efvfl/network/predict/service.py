@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from efvfl.errors import ConfigError
 from efvfl.network.identity import certificates
+from efvfl.network.identity.deny_list import DenyList
 from efvfl.network.links.grpc import refuse_plaintext_beyond_loopback
 from efvfl.network.ops.status import StatusLine
 from efvfl.network.predict.batcher import PredictionBatcher, ServiceSettings
@@ -25,6 +26,7 @@ from efvfl.network.predict.request_log import RequestLog
 from efvfl.network.training.server_process import ServerProcess
 
 if TYPE_CHECKING:
+    from efvfl.network.ops.metrics import MetricsEndpoint, RequestObserver
     from efvfl.network.predict.http_app import AccessControl
 
 log = logging.getLogger("efvfl")
@@ -43,6 +45,7 @@ class ServiceOptions:
     client_names: frozenset[str] = frozenset()  # in clients' certificates, in place of a token
     tls_cert: Path | None = None  # in place of the federation's server certificate
     tls_key: Path | None = None
+    denied: DenyList | None = None  # certificates that may not ask
     settings: ServiceSettings = field(default_factory=ServiceSettings)
 
 
@@ -65,7 +68,7 @@ def prepare(options: ServiceOptions, folder: Path, stack: ExitStack) -> Endpoint
     if options.client_names:
         if options.insecure or options.token_file:
             raise ConfigError("--client-certs goes with neither --insecure nor --token-file: choose one.")
-        access = AccessControl("", options.client_names, certificate, key, options.certs / "ca.crt")
+        access = AccessControl("", options.client_names, certificate, key, options.certs / "ca.crt", options.denied)
     else:
         path = options.token_file or folder / "token"
         access = AccessControl(read_token(path), frozenset(), certificate, key)
@@ -160,7 +163,16 @@ def _listen(address: str) -> socket.socket:
         ) from error
 
 
-def run(endpoint: Endpoint, process: ServerProcess, status: StatusLine) -> None:
+def _observer(metrics: MetricsEndpoint | None) -> RequestObserver | None:
+    """Return what counts requests where somebody asks for the counts."""
+    if metrics is None:
+        return None
+    from efvfl.network.ops.metrics import RequestMetrics
+
+    return RequestMetrics(metrics.registry)
+
+
+def run(endpoint: Endpoint, process: ServerProcess, status: StatusLine, metrics: MetricsEndpoint | None = None) -> None:
     """Answer clients until SIGTERM or Ctrl-C; parties stay, and dial again when the service is back."""
     from efvfl.network.predict import http_app, http_server
 
@@ -170,7 +182,7 @@ def run(endpoint: Endpoint, process: ServerProcess, status: StatusLine) -> None:
     if settings.warm and rows > settings.cache_rows:
         log.warning("--warm fetches %d rows of each party, but --cache-rows keeps only %d", rows, settings.cache_rows)
     request_log = RequestLog(process.folder)
-    app = http_app.make_app(batcher, access, request_log)
+    app = http_app.make_app(batcher, access, request_log, _observer(metrics))
     server = http_server.HttpServer(app, endpoint.tls, settings.timeout, PlaceLimits())
 
     def answer() -> None:
