@@ -105,6 +105,8 @@ def train(
     session = _open(options, config, data, console, stack)
     session.listen(options, stack)
     process = session.process
+    if not process.finished:
+        (process.folder / ALONE).unlink(missing_ok=True)  # of fewer epochs
     process.driver.callbacks = open_trackers(trackers, process.folder, asdict(config), stack)
     with stop_on_signal(process.requests.stopping), finish_on_signal(process.folder):
         _train(process, session.status)
