@@ -152,6 +152,11 @@ class Federation:
         like = self.splits["train"].features if "train" in self.splits else []
         return measure.predict(self.models, self.fusion, inputs.new_rows(features, list(self.parties), like))
 
+    def held_out_output(self, split: str) -> Tensor:
+        """Return the output on validation or test rows: at the end of training as the server saw them, else exactly."""
+        sent = self.driver.examination.outputs if self.driver.examination else {}
+        return sent[split] if split in sent else self.predict(self.splits[split].features)
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on bit for bit, between any two steps."""
         return {
