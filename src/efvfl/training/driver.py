@@ -257,5 +257,6 @@ class Driver:
         """Add the paper's count of the reports."""
         sent = [name for name in replies if name not in self.transport.here]
         for name in sent:
-            packets = replies[name].packets[self.server.plan.number(name)]
-            self.paper_bits += self.server.channels[name].paper_bits_received(packets, step)
+            packets = replies[name].packets.get(self.server.plan.number(name), ())
+            if packets:
+                self.paper_bits += self.server.channels[name].paper_bits_received(packets, step)
