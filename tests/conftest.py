@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,10 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Mark tests by their folders and fixtures, before `-m` looks at the marks; then have the slow ones run first.
-
-    The order is otherwise as chance or the files have it: a slow test at the end would leave the other cores idle.
-    """
+    """Mark tests by their folders and fixtures, before `-m` looks at the marks; then have the slow ones run first."""
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in SYSTEM):
             item.add_marker(pytest.mark.system)
@@ -59,7 +57,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if wanted := config.getoption("--covered"):
         items[:] = [item for item in items if _covered(item) == (wanted == "only")]
     yield
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items[:] = _slow_first(items, workers=int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def _slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Return tests in an order in which every worker begins with its share of the slow ones.
+
+    `--dist worksteal` gives each worker an equal stretch of the list. With all slow tests in the first one, the other
+    workers would run out of quick ones, and a slow test at the end would leave a core idle. Modules stay together,
+    because their tests share fixtures; otherwise the order is as chance or the files have it.
+    """
+    slow: dict[Path, list[pytest.Item]] = {}
+    quick = []
+    for item in items:
+        if item.get_closest_marker("slow"):
+            slow.setdefault(item.path, []).append(item)
+        else:
+            quick.append(item)
+    shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    for module in slow.values():
+        min(shares, key=len).extend(module)
+    ends = [len(items) * (n + 1) // workers for n in range(workers)]
+    for share, start, end in zip(shares, [0, *ends], ends, strict=False):
+        room = max(0, end - start - len(share))
+        share += quick[:room]
+        del quick[:room]
+    return [item for share in shares for item in share] + quick
 
 
 def _covered(item: pytest.Item) -> bool:

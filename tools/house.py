@@ -35,7 +35,18 @@ LAYERS = (
 )
 # The same inside a package. Its own `__init__` comes before all of them, because Python runs it first.
 INSIDE = {
-    "network": ("identity", "links", "handshake", "align", "workers", "ops", "training", "predict"),
+    "network": (
+        "identity",
+        "links",
+        "handshake",
+        "align",
+        "workers",
+        "ops",
+        "training",
+        "predict",
+        "doctor",
+        "dashboard",
+    ),
 }
 # The public names in `__init__` and the entry point stand outside: they may name everything, and nothing imports them.
 DOORS = ("__init__", "__main__")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from efvfl.errors import EfvflError
     from efvfl.runs.estimators import VerticalClassifier, VerticalRegressor
     from efvfl.runs.run import train
+    from efvfl.runs.trackers import MLflowLogger, TensorBoardLogger, WandbLogger
+    from efvfl.training.callbacks import Callback
     from efvfl.training.federate import federate
     from efvfl.training.federation import Federation
     from efvfl.training.options import Setup, Training
@@ -32,6 +34,8 @@ _HOMES = {
     "errors": ("EfvflError",),
     "runs.estimators": ("VerticalClassifier", "VerticalRegressor"),
     "runs.run": ("train",),
+    "runs.trackers": ("MLflowLogger", "TensorBoardLogger", "WandbLogger"),
+    "training.callbacks": ("Callback",),
     "training.federate": ("federate",),
     "training.options": ("Setup", "Training"),
     "core.losses": ("Loss",),
@@ -51,6 +55,7 @@ __all__ = [
     "Agreement",
     "Batches",
     "CachedSteps",
+    "Callback",
     "Cast",
     "Compressor",
     "EfvflError",
@@ -58,6 +63,7 @@ __all__ = [
     "Identity",
     "Link",
     "Loss",
+    "MLflowLogger",
     "Message",
     "Method",
     "Optimizer",
@@ -70,12 +76,14 @@ __all__ = [
     "Setup",
     "SharedLabels",
     "Sign",
+    "TensorBoardLogger",
     "TopK",
     "TopKQSGD",
     "Training",
     "Uniform",
     "VerticalClassifier",
     "VerticalRegressor",
+    "WandbLogger",
     "cvfl",
     "efvfl",
     "federate",

@@ -55,6 +55,7 @@ from efvfl.network.ops.lock import Lock
 from efvfl.network.training.autosave import CheckpointPolicy
 from efvfl.network.training.party_process import PartyProcess
 from efvfl.runs.build import load_data, make_federation
+from efvfl.runs.export import run_onnx
 from efvfl.training import measure
 from efvfl.training.federation import Federation
 from efvfl.util import checkpoint, files
@@ -376,6 +377,25 @@ def columns(story: Story, ids: list[str]) -> list[Tensor]:
     return parts
 
 
+def test_every_participant_exports_its_own_part_and_together_they_predict(
+    story: Story, trained: Federation, tmp_path: Path
+) -> None:
+    for name in ("server", *NAMES):
+        assert main(["export", str(story.folder / "runs" / "fed" / name), "--out", str(tmp_path / name)]) == 0
+    found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    kinds = ("model.safetensors", "model.pt2", "model.onnx")
+    wanted = {f"server/fusion/{kind}" for kind in kinds} | {f"{n}/parties/{n}/{kind}" for n in NAMES for kind in kinds}
+    assert found == wanted | {f"{name}/MODEL_CARD.md" for name in ("server", *NAMES)}
+    assert "none of them can predict alone" in (tmp_path / "north" / "MODEL_CARD.md").read_text()
+    rows = [x[:9] for x in trained.splits["test"].features]
+    parts = {
+        name: run_onnx((tmp_path / name / "parties" / name / "model.onnx").read_bytes(), {"columns": x.numpy()})
+        for name, x in zip(NAMES, rows, strict=True)
+    }
+    output = run_onnx((tmp_path / "server" / "fusion" / "model.onnx").read_bytes(), parts)
+    np.testing.assert_allclose(output, trained.predict(rows).numpy(), rtol=1e-5, atol=1e-5)
+
+
 def check_predictions(frame: polars.DataFrame, ids: list[str], output: Tensor) -> None:
     shares = torch.softmax(output.double(), dim=1)
     assert frame.columns == ["id", "prediction", "probability_0", "probability_1", "probability_2", "status"]
@@ -489,7 +509,10 @@ JOIN = ["join", "fed.toml", "--status", "quiet"]
         (["serve", "absent.toml"], "cannot read absent.toml"),
         (["serve", "fed.toml"], "certs/ca.crt is missing. Get a certificate: `efvfl request` "),
         ([*JOIN, "--party", "north"], "certs/ca.crt is missing. Get a certificate: `efvfl request` "),
-        ([*JOIN, "--party", "nort"], "'nort' has no data in this file"),
+        (
+            [*JOIN, "--party", "nort"],
+            "'nort' is not a party of this federation. Did you mean 'north'? Known: north, south.",
+        ),
         (
             ["serve", "fed.toml", "--insecure", "--address", "0.0.0.0:0"],
             "expected a loopback address with --insecure, got '0.0.0.0:0'",

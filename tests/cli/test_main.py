@@ -71,7 +71,7 @@ def test_run_resume_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
     assert records(whole) == records(parts)
     assert len(records(whole)) == 3
-    left = {"records.jsonl", "run.png", "outputs.parquet", "settings.json"}
+    left = {"records.jsonl", "run.png", "outputs.parquet", "settings.json", "models.json"}
     left |= {"checkpoint.safetensors", "checkpoint.previous.safetensors"}
     assert {p.name for p in whole.iterdir()} == left
     (tmp_path / "taken").write_text("a file")
@@ -83,7 +83,7 @@ def test_run_resume_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["run", str(file), "--out", str(whole)]) == 2
     assert "give --resume to go on from it" in capsys.readouterr().err
     assert main(["run", str(file), "--out", str(whole), "--resume", "--seed", "5"]) == 2
-    assert "was made with other settings of seed" in capsys.readouterr().err
+    assert "was made with other settings (seed: 0 then, 5 now)" in capsys.readouterr().err
 
 
 def test_mistakes_end_with_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from result_files import without_times
 
 from efvfl import train
 from efvfl.cli.main import main
 from efvfl.config import user_code
 from efvfl.errors import ConfigError
+from efvfl.experiments import experiment_file
+from efvfl.experiments.jobs import run_job
 from efvfl.models.mlp import imported
 
 RUN = "epochs = 0\n[data]\nsubset = 40\n[[party]]\nname = 'top-left'\n"
@@ -185,11 +188,18 @@ def test_the_current_folder_is_not_searched(folder: Path) -> None:
 )
 @pytest.mark.parametrize("engine", ["processes", "ray"])
 def test_processes_of_a_sweep_find_what_is_named_and_nothing_else(folder: Path, engine: str) -> None:
+    """Their results are those of one process, too: starting Ray a second time for that would take half a minute."""
     mark = plant(folder, "gmpy2", "selectors", "tempfile")
     (folder / "beside_width.py").write_text("WIDTH = 3\n")
     (folder / "beside_net.py").write_text(
         "import torch\ndef net():\n    from beside_width import WIDTH\n    return torch.nn.Linear(16, WIDTH)\n"
     )
     (folder / "sweep.toml").write_text(SWEEP.replace("[[run]]", "model = { name = 'beside_net:net' }\n[[run]]"))
-    done = efvfl(folder, "reproduce", "sweep.toml", "--seeds", "0", "1", "--workers", "2", "--engine", engine)
+    seeds = ("--seeds", "0", "1")
+    out = ("--out", "out")
+    done = efvfl(folder, "reproduce", "sweep.toml", *seeds, *out, "--workers", "2", "--engine", engine)
     assert (done.returncode, mark.exists()) == (0, False), done.stderr
+    for job in experiment_file.changed(experiment_file.load(str(folder / "sweep.toml")), seeds=(0, 1)).jobs():
+        run_job(job, folder / "here")
+    assert len(without_times(folder / "here")) == 2
+    assert without_times(folder / "out" / "sweep") == without_times(folder / "here")

@@ -1,7 +1,5 @@
 """Experiments as files, results as files, and sweeps that survive being killed."""
 
-import json
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -9,6 +7,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+from result_files import without_times
 from warm_processes import WARM, run_sweep
 
 from efvfl.cli.main import main
@@ -134,16 +133,7 @@ def test_unknown_experiments_are_answered(tmp_path: Path) -> None:
     assert load(str(path)).name == "mine"
 
 
-def without_times(folder: Path) -> dict[str, str]:
-    out = {}
-    for path in sorted(folder.glob("*.json")):
-        table = json.loads(path.read_text())
-        table["columns"].pop("seconds")
-        out[path.name] = json.dumps(table)
-    return out
-
-
-@pytest.mark.slow
+@pytest.mark.usefixtures("warm_pool")
 def test_results_are_the_same_in_one_process_and_in_several(small: Sweep, tmp_path: Path) -> None:
     small = changed(small, epochs=2)
     for job in small.jobs():
@@ -156,26 +146,6 @@ def test_results_are_the_same_in_one_process_and_in_several(small: Sweep, tmp_pa
     stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "many").iterdir()}
     run_all(small.jobs(), tmp_path / "many")  # nothing is left to do
     assert stamps == {p: p.stat().st_mtime_ns for p in (tmp_path / "many").iterdir()}
-
-
-@pytest.mark.slow
-def test_the_same_sweep_on_a_local_ray(small: Sweep, tmp_path: Path) -> None:
-    """In a process of its own: Ray starts many, and leaves them to its driver's end."""
-    file = tmp_path / "small.toml"
-    file.write_text(SMALL)
-    code = (
-        "import sys; from pathlib import Path; from efvfl.experiments import experiment_file, jobs\n"
-        "chosen = experiment_file.changed(experiment_file.load(sys.argv[1]), epochs=2, seeds=(0,)).jobs()\n"
-        "done = []\n"
-        "jobs.run_all(chosen, Path(sys.argv[2]), engine='ray', report=lambda job, epoch: done.append(epoch))\n"
-        "assert done == [2, 2], done\n"
-    )
-    command = [sys.executable, "-c", code, str(file), str(tmp_path / "ray")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    for job in changed(small, epochs=2, seeds=(0,)).jobs():
-        run_job(job, tmp_path / "here")
-    assert without_times(tmp_path / "ray") == without_times(tmp_path / "here")
 
 
 def test_without_ray_the_engine_says_how_to_get_it(

@@ -2,11 +2,12 @@
 
 import ast
 import importlib
+import json
 import subprocess
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,36 +20,72 @@ from efvfl.util.extras import EXTRAS, left_out, optional
 
 OPTIONAL = sorted({module for modules in EXTRAS.values() for module in modules} | {"pandas", "pyarrow"})
 
-# As if they were not installed: nobody finds them, and whoever looks is told so without an error.
-BLOCK = """
-import sys
+# Reads programs and runs each in a copy of this process, which has loaded what takes seconds; in a copy, the packages
+# named are as if they were not installed: nobody finds them, and whoever looks is told so without an error.
+NURSERY = """
+import json, os, sys, traceback
+
+import numba
+import torch
 
 class Without:
-    def __init__(self, finder):
-        self.finder = finder
+    def __init__(self, finder, blocked):
+        self.finder, self.blocked = finder, blocked
 
     def find_spec(self, name, path=None, target=None):
-        return None if name.partition(".")[0] in {blocked!r} else self.finder.find_spec(name, path, target)
+        return None if name.partition(".")[0] in self.blocked else self.finder.find_spec(name, path, target)
 
     def __getattr__(self, name):
         return getattr(self.finder, name)
 
-sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+for line in sys.stdin:
+    folder, blocked, code = json.loads(line)
+    if not (child := os.fork()):
+        assert not {name.partition(".")[0] for name in sys.modules} & set(blocked)
+        os.chdir(folder)
+        sys.meta_path[:] = [Without(finder, blocked) for finder in sys.meta_path]
+        with open("printed", "w", buffering=1) as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+            try:
+                exec(code, {"__name__": "__main__"})
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            sys.stdout.flush()
+        os._exit(0)
+    print(os.waitpid(child, 0)[1], flush=True)
 """
+Runner = Callable[[Iterable[str], str], str]
 
 
-def without(blocked: Iterable[str], code: str, folder: Path) -> str:
-    """Run a program in which these packages cannot be imported; return what it prints."""
-    text = BLOCK.format(blocked=sorted(blocked)) + textwrap.dedent(code)
-    done = subprocess.run(
-        [sys.executable, "-c", text], cwd=folder, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def nursery() -> Iterator["subprocess.Popen[str]"]:
+    with subprocess.Popen(
+        [sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.fixture
+def without(nursery: "subprocess.Popen[str]", tmp_path: Path) -> Runner:
+    """Run a program in which packages cannot be imported, in a folder of its own; return what it prints."""
+
+    def run(blocked: Iterable[str], code: str) -> str:
+        assert nursery.stdin is not None
+        assert nursery.stdout is not None
+        print(json.dumps([str(tmp_path), sorted(blocked), textwrap.dedent(code)]), file=nursery.stdin, flush=True)
+        status, printed = nursery.stdout.readline().strip(), (tmp_path / "printed").read_text()
+        assert status == "0", printed[-3000:]
+        return printed
+
+    return run
 
 
 @pytest.mark.slow
-def test_five_packages_are_enough_to_train_save_and_load(tmp_path: Path) -> None:
+def test_five_packages_are_enough_to_train_save_and_load(without: Runner) -> None:
     code = """
     from pathlib import Path
 
@@ -78,11 +115,11 @@ def test_five_packages_are_enough_to_train_save_and_load(tmp_path: Path) -> None
     assert len(first.fit(3)) == len(second.fit(3)) == 1
     assert torch.equal(first.predict(x), second.predict(x))
     """
-    without(OPTIONAL, code, tmp_path)
+    without(OPTIONAL, code)
 
 
 @pytest.mark.slow
-def test_five_packages_are_enough_for_the_commands_of_a_researcher(tmp_path: Path) -> None:
+def test_five_packages_are_enough_for_the_commands_of_a_researcher(tmp_path: Path, without: Runner) -> None:
     """`efvfl run` on .npz and on the digits, a resumed run, the demo's parts and an experiment train without extras."""
     (tmp_path / "digits.toml").write_text("epochs = 1\n[data]\nname = 'digits'\nsubset = 100\n")
     (tmp_path / "npz.toml").write_text("epochs = 1\n[data]\nname = 'npz'\npath = 'mine.npz'\n")
@@ -98,14 +135,14 @@ def test_five_packages_are_enough_for_the_commands_of_a_researcher(tmp_path: Pat
     assert main(["compressors"]) == 0
     assert main(["data", "list"]) == 0
     """
-    printed = " ".join(without(OPTIONAL, code, tmp_path).split())
+    printed = " ".join(without(OPTIONAL, code).split())
     assert "Left out: a picture of a run needs matplotlib: pip install 'efvfl[plots]'." in printed
     assert "Left out: outputs.parquet needs polars: pip install 'efvfl[tables]'." in printed
     left = {path.name for path in (tmp_path / "runs" / "npz").iterdir()}
     assert left == {"records.jsonl", "checkpoint.safetensors", "checkpoint.previous.safetensors", "settings.json"}
     assert len((tmp_path / "runs" / "npz" / "records.jsonl").read_text().splitlines()) == 2
     code = "from efvfl.cli.main import main; assert main(['run', 'npz.toml', '--out', 'tables']) == 0"
-    printed = " ".join(without(set(OPTIONAL) - {"polars"}, code, tmp_path).split())
+    printed = " ".join(without(set(OPTIONAL) - {"polars"}, code).split())
     assert "Left out: measuring predictions needs scikit-learn: pip install 'efvfl[sklearn]'." in printed
     assert (tmp_path / "tables" / "outputs.parquet").exists()
 
@@ -169,8 +206,8 @@ THERE = {  # what an extra that is missing does not take with it
 
 
 @pytest.mark.slow
-def test_a_missing_extra_is_named(tmp_path: Path) -> None:
-    """One program for each set of packages that are there: starting one takes seconds."""
+def test_a_missing_extra_is_named(without: Runner) -> None:
+    """One program for each set of packages that are there."""
     for there in {frozenset(THERE.get(name, ())) for name in ERRORS}:
         names = [name for name in ERRORS if THERE.get(name, set()) == there]
         code = f"""
@@ -187,18 +224,18 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
             f"{what} needs {package}: pip install 'efvfl[{extra}]'."
             for _, what, package, extra in (ERRORS[name] for name in names)
         ]
-        assert without(set(OPTIONAL) - there, code, tmp_path).splitlines() == expected
+        assert without(set(OPTIONAL) - there, code).splitlines() == expected
 
 
 @pytest.mark.slow
-def test_commands_end_with_the_error_and_the_code_of_a_wrong_setting(tmp_path: Path) -> None:
+def test_commands_end_with_the_error_and_the_code_of_a_wrong_setting(without: Runner) -> None:
     code = """
     from efvfl.cli.main import main
     assert main(["inspect", "x.csv"]) == 2
     assert main(["certs", "fed.toml"]) == 2
     assert main(["join", "fed.toml", "--party", "a"]) == 2
     """
-    assert without(OPTIONAL, code, tmp_path).splitlines() == [
+    assert without(OPTIONAL, code).splitlines() == [
         "efvfl: reading tables needs polars: pip install 'efvfl[tables]'.",
         "efvfl: a federation over a network needs cryptography: pip install 'efvfl[network]'.",
         "efvfl: a federation over a network needs cryptography: pip install 'efvfl[network]'.",

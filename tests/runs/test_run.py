@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from networks import config
 
 from efvfl import Federation, Record, train
 from efvfl.cli.main import main
-from efvfl.config.run_file import RunConfig
+from efvfl.config.run_file import PartyConfig, RunConfig
 from efvfl.errors import CheckpointError, ConfigError
 from efvfl.util import checkpoint
 
@@ -39,7 +40,7 @@ def test_the_same_run_from_a_file_from_settings_and_from_the_command_line(tmp_pa
         lines = (tmp_path / folder / "records.jsonl").read_text().splitlines()
         assert without_time(Record.from_json(line) for line in lines) == without_time(expected)
     left = {f"checkpoint{kind}.safetensors" for kind in ("", ".previous")}
-    left |= {"records.jsonl", "outputs.parquet", "settings.json"}
+    left |= {"records.jsonl", "outputs.parquet", "settings.json", "status.json"}
     assert {path.name for path in (tmp_path / "settings").iterdir()} == left
 
 
@@ -61,8 +62,11 @@ def test_a_run_that_is_interrupted_goes_on_as_if_it_had_not_been(tmp_path: Path)
     assert without_time(train(run, tmp_path / "parts", resume=True)) == without_time(whole)
     with pytest.raises(ConfigError, match="is there already: give --resume"):
         train(run, tmp_path / "parts")
-    with pytest.raises(ConfigError, match="made with other settings of batch_size"):
-        train(replace(run, batch_size=40), tmp_path / "parts", resume=True)
+    other = replace(run, batch_size=40, private_seed=1234, party=(PartyConfig("top-left", private_seed=5678),))
+    with pytest.raises(ConfigError, match=r"made with other settings \(batch_size: \d+ then, 40 now; party") as refused:
+        train(other, tmp_path / "parts", resume=True)
+    assert "private_seed" in str(refused.value)  # the name of what is secret, and not its value
+    assert not {"1234", "5678"} & set(re.findall(r"\d+", str(refused.value)))
     with pytest.raises(CheckpointError, match="cannot read the checkpoint"):
         train(run, tmp_path / "nothing", resume=True)
     with pytest.raises(ConfigError, match="epochs = 0 leaves nothing to train"):

@@ -25,6 +25,7 @@ from efvfl.config import run_file as configs
 from efvfl.config.run_file import RunConfig
 from efvfl.core.party import Party
 from efvfl.errors import Interrupted, LinkError
+from efvfl.network import handshake
 from efvfl.network.identity import authority, certificates
 from efvfl.network.links.connections import Hooks, ServerTimeouts
 from efvfl.network.links.dialling import Dialler, PartyTimeouts
@@ -235,6 +236,7 @@ def member(made: Ready, folder: Path) -> PartyProcess:
         questions.QuestionHandler(made.party, made.holding, limits.train_rows),
         limits,
         CheckpointPolicy(made.config.network),
+        handshake.own_model(made.config, made.party.name),
     )
 
 

@@ -88,6 +88,10 @@ class Process:
         """Wait until a port is told."""
         return self._until(lambda: next((p for line in _lines(self._out) if (p := json.loads(line).get(key))), 0))
 
+    def told(self, start: str) -> str:
+        """Wait until a line of its output begins so, and return the rest of it."""
+        return self._until(lambda: next((x.removeprefix(start) for x in _lines(self._out) if x.startswith(start)), ""))
+
     def wait_for(self, text: str) -> None:
         """Wait until there is a text among the messages."""
         self._until(lambda: text in self._errors.read_text(encoding="utf-8"))

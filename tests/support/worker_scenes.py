@@ -252,7 +252,3 @@ def command() -> int:
 
     WorkerGroup.work = noted  # type: ignore[method-assign]
     return main(sys.argv[1:])
-
-
-if __name__ == "__main__":
-    sys.exit(command())

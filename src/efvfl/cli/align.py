@@ -6,15 +6,28 @@ import argparse
 import contextlib
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_file, add_session, session_options
+from efvfl.cli.options import Commands, add_command, add_file, add_session, session_options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
+_ABOUT = """Finds the rows that all participants share, without showing anybody an id that it does not have, and leaves
+the list in every participant's folder: `serve` and `join` train on these rows. The label holder starts it,
+and every party runs it with --party at the same time."""
+
+
 def register(commands: Commands) -> None:
     """Add the commands of this file to the parser."""
-    align = commands.add_parser("align", help="find the rows that all share, all at the same time")
+    align = add_command(
+        commands,
+        "align",
+        "find the rows that all share, all at the same time",
+        _ABOUT,
+        "align bank.toml",
+        "align federation.toml --party bank",
+        "align bank.toml --list",
+    )
     add_file(align)
     align.add_argument("--party", help="with one file for all: which of the parties this is")
     align.add_argument("--list", action="store_true", help="show the lists in this participant's folder, and end")

@@ -6,15 +6,26 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands
+from efvfl.cli.options import Commands, add_command
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
+_ABOUT = """Makes a certificate authority, and with it a key and a certificate for the server and every party in the
+file. What is there already stays: the same command makes what is missing, such as for a party that is new."""
+
+
 def register(commands: Commands) -> None:
     """Add the commands of this file to the parser."""
-    certs = commands.add_parser("certs", help="for demonstrations: a CA and all keys in one place (else: init, sign)")
+    certs = add_command(
+        commands,
+        "certs",
+        "for demonstrations: a CA and all keys in one place (else: init, sign)",
+        _ABOUT,
+        "certs federation.toml",
+        "certs federation.toml --host vfl.example.org --days 730",
+    )
     certs.add_argument("file", type=Path, help="the federation file")
     certs.add_argument("--out", type=Path, default=Path("certs"), help="folder (default: %(default)s)")
     certs.add_argument("--days", type=int, default=365, help="until they expire (default: %(default)s)")

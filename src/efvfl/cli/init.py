@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands
+from efvfl.cli.options import Commands, add_command
 from efvfl.cli.questions import Questions
 from efvfl.errors import ConfigError, nearest
 
@@ -22,19 +22,18 @@ if TYPE_CHECKING:
 _ABOUT = """Writes what a participant needs, from its table: its own file, and its key. Whoever holds the column to
 predict starts the federation (--label, --invite): it also gets federation.toml, which all agree on, and an
 authority that signs the others' requests. Everybody else gets a request to send to it. What no flag says is
-asked at a terminal. No file is ever replaced, and no key leaves this machine.
-
-examples: efvfl init customers.csv --party bank --label default --invite telco --address vfl.bank.example:7143
-          efvfl init clients.csv --party telco"""
+asked at a terminal. No file is ever replaced, and no key leaves this machine."""
 
 
 def register(commands: Commands) -> None:
     """Add the command of this file to the parser."""
-    init = commands.add_parser(
+    init = add_command(
+        commands,
         "init",
-        help="write a participant's files from its table: what is agreed on, its own, and its key",
-        description=_ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "write a participant's files from its table: what is agreed on, its own, and its key",
+        _ABOUT,
+        "init customers.csv --party bank --label default --invite telco --address vfl.bank.example:7143",
+        "init clients.csv --party telco",
     )
     init.add_argument("table", type=Path, help="your table: .csv, .csv.gz, .tsv, .parquet or .arrow")
     init.add_argument("--party", metavar="NAME", help="your name; 'server' for a label holder with labels alone")

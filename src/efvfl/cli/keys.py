@@ -7,7 +7,7 @@ import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands
+from efvfl.cli.options import Commands, add_command
 from efvfl.cli.questions import Questions
 from efvfl.errors import ConfigError, nearest, printable
 
@@ -24,11 +24,26 @@ MOST_LINES = 40  # of a comparison of two federation files that are shown
 
 def register(commands: Commands) -> None:
     """Add the commands of this file to the parser."""
-    request = commands.add_parser("request", help="make your key, if there is none, and a request to be signed")
+    request = add_command(
+        commands,
+        "request",
+        "make your key, if there is none, and a request to be signed",
+        "Writes a request beside your own file, to be sent to the label holder. It has your name and the public\n"
+        "half of your key; the key itself stays where it is made.",
+        "request telco.toml",
+    )
     request.add_argument("file", type=Path, help="your own file")
     request.set_defaults(handler=_request)
 
-    sign = commands.add_parser("sign", help="the label holder: sign a participant's request, and invite it")
+    sign = add_command(
+        commands,
+        "sign",
+        "the label holder: sign a participant's request, and invite it",
+        "Signs the key in a request, and writes an invitation to send back: one file with the certificate, that of\n"
+        "the authority and federation.toml. Compare the fingerprint of the key over the phone before.",
+        "sign bank.toml telco.request",
+        "sign bank.toml shop.request --add",
+    )
     sign.add_argument("file", type=Path, help="your own file")
     sign.add_argument("request", type=Path, help="the file that the participant sent")
     sign.add_argument("--fingerprint", help="of its key, as you were told: the first 16 pairs at least")
@@ -40,7 +55,14 @@ def register(commands: Commands) -> None:
     sign.add_argument("--ca", type=Path, metavar="FOLDER", help="where ca.key is kept (default: your certificates)")
     sign.set_defaults(handler=_sign)
 
-    accept = commands.add_parser("accept", help="take an invitation: certificate, authority and federation file")
+    accept = add_command(
+        commands,
+        "accept",
+        "take an invitation: certificate, authority and federation file",
+        "Checks an invitation against your key and your own file, and puts what is in it beside them. Compare the\n"
+        "fingerprint of the authority over the phone before. Also for a renewed certificate: nothing is started again.",
+        "accept telco.toml telco.invitation",
+    )
     accept.add_argument("file", type=Path, help="your own file")
     accept.add_argument("invitation", type=Path, help="the file that the label holder sent")
     accept.add_argument("--fingerprint", help="of the authority, as you were told: the first 16 pairs at least")
@@ -48,12 +70,26 @@ def register(commands: Commands) -> None:
     accept.add_argument("--allow-code", action="store_true", help="the federation file names code to be imported")
     accept.set_defaults(handler=_accept)
 
-    deny = commands.add_parser("deny", help="the label holder: refuse a certificate from now on")
+    deny = add_command(
+        commands,
+        "deny",
+        "the label holder: refuse a certificate from now on",
+        "Puts a certificate on the deny list of the federation file. A server that runs reads it at once: it cuts the\n"
+        "connection, and refuses the next one with the reason.",
+        "deny bank.toml certs/telco.crt",
+    )
     deny.add_argument("file", type=Path, help="your own file")
     deny.add_argument("certificate", help="the certificate, or its fingerprint")
     deny.set_defaults(handler=_deny)
 
-    shown = commands.add_parser("fingerprint", help="what to read out over the phone, or to put on the deny list")
+    shown = add_command(
+        commands,
+        "fingerprint",
+        "what to read out over the phone, or to put on the deny list",
+        "Prints the fingerprints (SHA-256) of certificates, and of the keys in requests.",
+        "fingerprint telco.request",
+        "fingerprint bank.toml",
+    )
     shown.add_argument("path", type=Path, nargs="+", help="certificate, request, invitation, own file or folder")
     shown.set_defaults(handler=_fingerprint)
 

@@ -7,9 +7,28 @@ import contextlib
 import errno
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from efvfl.cli import align, certs, data, federation, init, keys, plan, reproduce, run, service
+import efvfl
+from efvfl.cli import (
+    align,
+    certs,
+    dashboard,
+    data,
+    doctor,
+    export,
+    federation,
+    init,
+    keys,
+    plan,
+    quick_start,
+    reproduce,
+    run,
+    service,
+)
+from efvfl.cli.options import examples_text
 from efvfl.errors import (
     AbsentError,
     CheckpointError,
@@ -22,6 +41,9 @@ from efvfl.errors import (
     RefusedError,
     printable,
 )
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # Exit codes: what a script can tell apart.
 USAGE = 2  # a setting or a file is wrong
@@ -46,15 +68,22 @@ _CODES: tuple[tuple[type[EfvflError], int], ...] = (
 LINE_ENDS = "\n\t"  # what a text of ours may have; in that of a peer they are replaced as soon as it is read
 
 # Every group registers its commands and their handlers; a handler imports what it needs when it is called.
-_GROUPS = (run, plan, data, reproduce, init, keys, certs, align, federation, service)
+_GROUPS = (run, export, dashboard, plan, data, reproduce, init, keys, certs, doctor, align, federation, service)
 
 # What these write is public, or they look after it themselves; what others write tells of rows and labels.
 _PUBLIC = frozenset({"data", "demo", "reproduce", "figures", "certs"})
+_WIDE = 10_000  # columns of what is not a terminal
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="efvfl", description="Vertical federated learning with error feedback.")
+    parser = argparse.ArgumentParser(
+        prog="efvfl",
+        description="Vertical federated learning with error feedback. `efvfl COMMAND --help` says more about each.",
+        epilog=examples_text("demo", "run run.toml", "serve federation.toml", "join federation.toml --party bank"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"efvfl {efvfl.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for group in _GROUPS:
         group.register(commands)
@@ -65,25 +94,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     if arguments is None:  # a command of its own: processes that it starts must not look for modules in its folder
         os.environ.setdefault("PYTHONSAFEPATH", "1")
+        quick_start.without_compiler()
     options = _parser().parse_args(arguments)
-    from rich.console import Console  # late, so that --help stays quick
-
     try:
         with contextlib.nullcontext() if options.command in _PUBLIC else _private_files():
-            options.handler(options, Console())
+            options.handler(options, _console())
     except EfvflError as error:
-        print(f"efvfl: {printable(str(error), keep=LINE_ENDS)}", file=sys.stderr)  # a peer's text may be in it
-        return next(code for kind, code in _CODES if isinstance(error, kind))
+        code = next(code for kind, code in _CODES if isinstance(error, kind))
+        _complain(options, printable(str(error), keep=LINE_ENDS), code)  # a peer's text may be in it
+        return code
     except OSError as error:
         if error.errno not in _FULL:
             raise
         _drop_output()
-        print(f"efvfl: {error}: free some space; the same command goes on from what was saved.", file=sys.stderr)
+        _complain(options, f"{error}: free some space; the same command goes on from what was saved.", USAGE)
         return USAGE
     except KeyboardInterrupt:
-        print("efvfl: interrupted.", file=sys.stderr)
+        _complain(options, "interrupted.", INTERRUPTED)
         return INTERRUPTED
     return 0
+
+
+def _console() -> Console:
+    """Return where results go: a file or a pipe is as wide as they are, so that nothing is wrapped or cut."""
+    from rich.console import Console  # late, so that --help stays quick
+
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDE)
+
+
+def _complain(options: argparse.Namespace, text: str, code: int) -> None:
+    """Say on stderr why a command ends, in the form of its log."""
+    if getattr(options, "log", "") == "json":
+        from efvfl.network.ops.terminal_log import as_json
+
+        print(as_json("error", text, {"exit_code": code}, time.time()), file=sys.stderr)
+    else:
+        print(f"efvfl: {text}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands
+from efvfl.cli.options import Commands, add_command, add_json, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _ABOUT = """Trains several settings of a run for a moment, on the rows that `efvfl run` would use, and says which of
 them reaches the target soonest over a line of this speed: compressors, batches, steps under way, cached
-steps. Nothing is written. Validation rows decide; test rows are not looked at.
-
-example: efvfl plan run.toml --round-trip 40 --up 5 --down 50 --target auc=0.78"""
+steps. Nothing is written. Validation rows decide; test rows are not looked at."""
 
 
 def register(commands: Commands) -> None:
     """Add the command of this file to the parser."""
-    plan = commands.add_parser(
+    plan = add_command(
+        commands,
         "plan",
-        help="try which batch, compressor, window and cached steps reach a target soonest over a slow line",
-        description=_ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "try which batch, compressor, window and cached steps reach a target soonest over a slow line",
+        _ABOUT,
+        "plan run.toml --round-trip 40 --up 5 --down 50 --target auc=0.78",
     )
     plan.add_argument("file", type=Path)
     plan.add_argument(
@@ -41,7 +39,7 @@ def register(commands: Commands) -> None:
         "--target", default="", help="such as 0.9, auc or auc=0.78 (default: the best of SVFL in the trial, less 1 %%)"
     )
     plan.add_argument("--seconds", type=float, default=120.0, help="for the whole trial (default: %(default)g)")
-    plan.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    add_json(plan)
     plan.set_defaults(handler=_plan)
 
 
@@ -58,6 +56,6 @@ def _plan(options: argparse.Namespace, console: Console) -> None:
     with progress(Console(stderr=True)) as watch:
         plan = plan_run(options.file, line, options.target, options.seconds, watch=watch)
     if options.json:
-        print(json.dumps(plan.to_table(), indent=1))
+        print_json(plan.to_table())
     else:
         show(plan, console)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands
+from efvfl.cli.options import Commands, add_command, add_dashboard, add_log, dashboard_beside
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,15 +16,28 @@ if TYPE_CHECKING:
 
 def register(commands: Commands) -> None:
     """Add the commands of this file to the parser."""
-    reproduce = commands.add_parser(
-        "reproduce", help="run an experiment of the paper and print its table, ours beside the paper's"
+    reproduce = add_command(
+        commands,
+        "reproduce",
+        "run an experiment of the paper and print its table, ours beside the paper's",
+        "Trains all runs of an experiment, several at a time, and prints its table; what is there already stays.",
+        "reproduce list",
+        "reproduce mnist --quick",
     )
     _add_experiment(reproduce)
     reproduce.add_argument("--workers", type=int, default=0, help="processes (default: one for each core)")
     reproduce.add_argument("--engine", choices=("processes", "ray"), default="processes")
+    add_log(reproduce)
+    add_dashboard(reproduce)
     reproduce.set_defaults(handler=_reproduce)
 
-    figures = commands.add_parser("figures", help="draw an experiment's figures from the results there are")
+    figures = add_command(
+        commands,
+        "figures",
+        "draw an experiment's figures from the results there are",
+        "Draws the figures of an experiment, and prints its table, from results in a folder. Nothing is trained.",
+        "figures mnist --out results",
+    )
     _add_experiment(figures)
     figures.set_defaults(handler=_figures)
 
@@ -47,11 +60,14 @@ def _overrides(options: argparse.Namespace) -> Overrides:
 
 def _reproduce(options: argparse.Namespace, console: Console) -> None:
     from efvfl.experiments.reproduce import list_tasks, reproduce
+    from efvfl.network.ops import terminal_log
 
+    terminal_log.start(options.log)
     if options.task == "list":
         list_tasks(console)
     else:
-        reproduce(options.task, options.out, _overrides(options), console, options.workers, options.engine)
+        with dashboard_beside(options, options.out / Path(options.task).stem, console):
+            reproduce(options.task, options.out, _overrides(options), console, options.workers, options.engine)
 
 
 def _figures(options: argparse.Namespace, console: Console) -> None:

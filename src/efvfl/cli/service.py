@@ -7,16 +7,33 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_device, add_file, add_session, session_options
+from efvfl.cli.options import (
+    Commands,
+    add_command,
+    add_device,
+    add_file,
+    add_metrics,
+    add_session,
+    session_options,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
+_ABOUT = """Predicts rows by id for clients, over HTTPS, until it is stopped. The parties run `efvfl join` meanwhile,
+and clients show a token, or a certificate of the federation's authority."""
+
+
 def register(commands: Commands) -> None:
     """Add the commands of this file to the parser."""
-    command = commands.add_parser(
-        "serve-predictions", help="the label holder: predict rows by id for clients, over HTTPS"
+    command = add_command(
+        commands,
+        "serve-predictions",
+        "the label holder: predict rows by id for clients, over HTTPS",
+        _ABOUT,
+        "serve-predictions federation.toml",
+        "serve-predictions federation.toml --listen 0.0.0.0:8443 --client-certs shop",
     )
     add_file(command)
     command.add_argument("--listen", default="127.0.0.1:8443", help="where clients ask (default: %(default)s)")
@@ -38,6 +55,7 @@ def register(commands: Commands) -> None:
     )
     add_device(command)
     add_session(command)
+    add_metrics(command)
     command.set_defaults(handler=_serve_predictions)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from efvfl.experiments.experiment_file import FigureSpec, Sweep
 from efvfl.experiments.results import Result
 from efvfl.experiments.tables import Results, measure
-from efvfl.runs.plots import COLOURS
+from efvfl.runs.plots import COLOURS, tidy
 from efvfl.util.extras import optional
 from efvfl.util.files import write_atomically
 
@@ -77,8 +77,7 @@ def draw(sweep: Sweep, figure: FigureSpec, results: Results, axis: Axis) -> Figu
         right.set(xlabel="MB, paper's formula" if axis == "paper" else "MB sent, both ways", xscale="log")
         right.set(ylabel=shown.title)
         for axes in (left, right):
-            axes.grid(True, alpha=0.3)
-            axes.spines[["top", "right"]].set_visible(False)
+            tidy(axes)
     for axes in [a for line in grid for a in line][2 * len(figure.panels) :]:
         axes.remove()
     handles, labels = grid[0][0].get_legend_handles_labels()

@@ -11,7 +11,9 @@ import multiprocessing
 import os
 import platform
 import queue
+import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 Engine = Literal["processes", "ray"]
 CHECKPOINT_SECONDS = 60.0
+SHOWN_SECONDS = 2.0  # between two writes of records for who watches
 
 # The fields of a record that become columns of a result; only the last record's ledger is stored.
 _NUMBERS = (
@@ -51,7 +54,9 @@ def run_job(job: Job, folder: Path, progress: Callable[[int], None] | None = Non
     import torch
 
     from efvfl.runs.build import load_data, make_federation
-    from efvfl.runs.run import RunCheckpoint, train_on
+    from efvfl.runs.run import RunCheckpoint, train_on, watched_state
+    from efvfl.runs.run_folder import save_records
+    from efvfl.runs.status_file import StatusFile, kept
     from efvfl.util.files import write_atomically
 
     target, part = folder / job.file, folder / ".parts" / f"{job.key}.safetensors"
@@ -68,15 +73,23 @@ def run_job(job: Job, folder: Path, progress: Callable[[int], None] | None = Non
         with contextlib.suppress(CheckpointError):  # an unreadable checkpoint only costs time
             records = saved.load(federation)
 
+    work, shown = part.with_suffix(""), [0.0]  # for who watches: a folder as that of a run
+
     def watch(federation: Federation, following: Iterable[Record]) -> Iterator[Record]:
         for record in following:
             if progress:
                 progress(record.epoch)
+            if time.monotonic() - shown[0] > SHOWN_SECONDS:
+                shown[0] = time.monotonic()
+                save_records(work, [*records, record], flush=False)
             yield record
 
-    train_on(federation, job.config, records, partial(saved.save, federation), watch, CHECKPOINT_SECONDS)
+    name = f"{job.cell}, seed {job.config.seed}"
+    with kept(StatusFile(work, "reproduce", name, lambda: watched_state(federation, job.config, work))):
+        train_on(federation, job.config, records, partial(saved.save, federation), watch, CHECKPOINT_SECONDS)
     write_atomically(target, _result(job, records).to_json().encode(), public=True)
     part.unlink(missing_ok=True)
+    shutil.rmtree(work, ignore_errors=True)
     for leftover in part.parent.glob(f".{part.name}.*.part"):  # of a process that was killed while writing
         leftover.unlink(missing_ok=True)
 

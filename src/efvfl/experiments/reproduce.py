@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from efvfl.experiments.experiment_file import Job, Sweep
 from efvfl.experiments.jobs import Engine, run_all
 from efvfl.experiments.results import unfinished
 from efvfl.util.files import write_atomically
+
+log = logging.getLogger("efvfl")
 
 QUICK_EPOCHS = 5
 
@@ -99,6 +102,8 @@ def _run(plan: Sweep, folder: Path, workers: int, engine: Engine, console: Conso
         def on_epoch(job: Job, epoch: int) -> None:
             done[job.key] = max(done[job.key], epoch)
             finished = sum(done[j.key] >= j.config.epochs for j in jobs)
+            if not console.is_terminal and epoch >= job.config.epochs:
+                log.info("%d of %d runs done", finished, len(jobs))
             progress.update(bar, completed=sum(done.values()), note=f"{finished} of {len(jobs)} runs done")
 
         run_all(jobs, folder, workers, engine, on_epoch)

@@ -154,8 +154,8 @@ def _codes_by_level(encoder: Encoder) -> dict[str, LabelledTensor]:
 
 def _codes(x: Tensor, layout: Layout) -> list[Tensor]:
     """Return the codes of each category, clamped to their range."""
-    parts = x[:, layout.numbers :].unbind(1)
-    return [part.round().clamp(0, levels - 1).long() for part, levels in zip(parts, layout.codes, strict=True)]
+    places = enumerate(layout.codes, layout.numbers)  # no unbind: without codes, torch.export could not load it again
+    return [x[:, place].round().clamp(0, levels - 1).long() for place, levels in places]
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -19,6 +19,7 @@ from efvfl.config.run_file import RunConfig
 from efvfl.errors import ProtocolError
 from efvfl.network.links.frame import PROTOCOL, digest_of
 from efvfl.runs.build import model_config, watching
+from efvfl.util.nested import differences
 
 
 def shared_part(config: RunConfig, names: Sequence[str]) -> dict[str, Any]:
@@ -60,6 +61,12 @@ def own_part(config: RunConfig, salt: str, weights: Tensor | None) -> dict[str, 
         "private_seed": digest({"salt": salt, "seeds": [config.private_seed, config.of(here).private_seed]}),
     }
     return dict(json.loads(json.dumps(table)))
+
+
+def own_model(config: RunConfig, name: str) -> dict[str, Any]:
+    """Return the settings of a party's model, for its checkpoint: they are never sent. Where it computes may change."""
+    model = asdict(model_config(config, name))
+    return {"model": {key: value for key, value in json.loads(json.dumps(model)).items() if key != "device"}}
 
 
 def _salted(salt: str, numbers: Tensor) -> str:
@@ -162,12 +169,3 @@ def _compare_beginnings(local: Mapping[str, Any], remote: Mapping[str, Any]) -> 
         )
     if own != known:
         raise ProtocolError(f"{name} starts from another run than the server: give --from with folders of one run.")
-
-
-def differences(left: Any, right: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Return where two nested tables differ, and what each has there."""
-    if isinstance(left, dict) and isinstance(right, dict):
-        for key in sorted({*left, *right}):
-            yield from differences(left.get(key), right.get(key), f"{where}.{key:.40}" if where else f"{key:.40}")
-    elif left != right:
-        yield where, left, right

@@ -158,19 +158,23 @@ def private_seed(config: RunConfig, name: str = "") -> int:
 def local_model(config: RunConfig, name: str, row: Tensor, encoder: Encoder | None = None) -> nn.Module:
     """Return a party's model as it is before training, for columns of which `row` is one row."""
     seed, chosen = derive(private_seed(config, name), "party", name, "init"), model_config(config, name)
-    model = mlp.seeded_model(seed, partial(_local_model, chosen, row, encoder))
+    model = mlp.seeded_model(seed, partial(make_local_model, chosen, row, encoder))
     return place(model, chosen.device, chosen.precision)
 
 
 def head_model(config: RunConfig, widths: Sequence[int], classes: int) -> nn.Module:
     """Return the module after the combination, as it is before training."""
-    inputs = sum(widths) if config.fusion.combine == "concat" else widths[0]
-    outputs = 1 if config.loss in ("binary_cross_entropy", "mse", "huber") else classes
     seed = derive(private_seed(config), "server", "init")
-    return mlp.seeded_model(seed, partial(_head, config.fusion, inputs, outputs))
+    return mlp.seeded_model(seed, partial(make_head, config.fusion, widths, head_outputs(config, classes)))
 
 
-def _local_model(config: ModelConfig, row: Tensor, encoder: Encoder | None) -> nn.Module:
+def head_outputs(config: RunConfig, classes: int) -> int:
+    """Return how many numbers the head gives for a row."""
+    return 1 if config.loss in ("binary_cross_entropy", "mse", "huber") else classes
+
+
+def make_local_model(config: ModelConfig, row: Tensor, encoder: Encoder | None) -> nn.Module:
+    """Return a local model for columns of which `row` is one row; its parameters are drawn at random."""
     if ":" in config.name:
         return mlp.imported(config.name, config.options)
     if encoder is not None and config.name in ("mlp", "linear"):
@@ -195,7 +199,9 @@ def _local_model(config: ModelConfig, row: Tensor, encoder: Encoder | None) -> n
     raise ConfigError(f"there is no model {config.name!r}. {hint} Your own: 'package.module:attribute'.")
 
 
-def _head(config: FusionConfig, inputs: int, outputs: int) -> nn.Module:
+def make_head(config: FusionConfig, widths: Sequence[int], outputs: int) -> nn.Module:
+    """Return the module after the combination of so wide representations; its parameters are drawn at random."""
+    inputs = sum(widths) if config.combine == "concat" else widths[0]
     if ":" in config.name:
         return mlp.imported(config.name, config.options)
     if config.name != "mlp":

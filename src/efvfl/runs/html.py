@@ -1,77 +1,87 @@
-"""Parts of a self-contained HTML page: tables and figures for light and dark screens."""
+"""Parts of a self-contained HTML page for light and dark screens: tables, charts drawn by the script within, folds."""
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
-from efvfl.util.extras import optional
+from efvfl.training.record import finite_or_null
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+ASSETS = Path(__file__).parent / "assets"  # of reports and of the dashboard
+LONG = 12  # rows of a table that is folded
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #2e3440; --paper: #ffffff; --line: #d8dee9; --shade: #f4f5f7; }
-@media (prefers-color-scheme: dark) { :root { --ink: #d8dee9; --paper: #1c2028; --line: #434c5e; --shade: #272c36; } }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
-body { color: var(--ink); background: var(--paper); }
-table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .75rem; text-align: right; border-bottom: 1px solid var(--line); }
-.t1 :nth-child(-n+1), .t2 :nth-child(-n+2), .t3 :nth-child(-n+3) { text-align: left; }
-figure { margin: 1rem 0; }
-svg { width: 100%; height: auto; } pre { background: var(--shade); padding: 1rem; overflow-x: auto; }
-"""
-
-# A placeholder colour, replaced by the text colour of the page.
-INK = "#010203"
-
-
-def inked() -> AbstractContextManager[None]:
-    """Draw with that ink within this context."""
-    with optional("plots", "a drawing"):
-        import matplotlib
-
-    return matplotlib.rc_context(
-        {
-            "text.color": INK,
-            "axes.labelcolor": INK,
-            "axes.edgecolor": INK,
-            "xtick.color": INK,
-            "ytick.color": INK,
-            "grid.color": INK,
-        }
-    )
+Chart = Mapping[str, Any]  # what assets/chart.js draws: title, series with x and y, labels of axes
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 2) -> str:
     """Return a table; the first `texts` columns, one to three, are aligned as text, the others as numbers."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table class='t{texts}'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    whole = f"<table class='t{texts}'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class='wide'>{whole}</div>"
 
 
-def drawing(canvas: Figure, name: str, description: str) -> str:
-    """Return a figure as part of a page; names within it begin with `name`, so that several go on one page."""
-    with optional("plots", "a drawing"):
-        import matplotlib
-
-    out = io.BytesIO()
-    none = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with matplotlib.rc_context({"svg.hashsalt": "efvfl", "svg.fonttype": "none"}):
-        canvas.savefig(out, format="svg", transparent=True, metadata=none)
-    text = out.getvalue().decode()
-    svg = text[text.index("<svg") :].replace(INK, "currentColor")
-    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
-    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(description)}" ', 1)
-    width = 1.4 * 96 * canvas.get_figwidth()  # a single panel does not fill the width of the page
-    return f"<figure style='max-width: {width:.0f}px'>{svg.strip()}</figure>"
+def folded_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 2) -> str:
+    """Return a table under its title; a long one is folded."""
+    inner = table(headings, rows, texts)
+    return fold(title, inner) if len(rows) > LONG else f"<h3>{escape(title)}</h3>{inner}"
 
 
-def page(title: str, parts: Iterable[str]) -> str:
-    """Return the page, which loads no other files."""
-    head = f"<meta charset='utf-8'><title>{escape(title)}</title><style>{STYLE}</style>"
-    return f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(parts)}</body></html>\n"
+def fold(title: str, inner: str) -> str:
+    """Return a part of a page that shows its title until it is opened."""
+    return f"<details><summary>{escape(title)}</summary>{inner}</details>"
+
+
+def tiles(values: Mapping[str, str]) -> str:
+    """Return a row of large values, each above what it is."""
+    parts = (
+        f"<div class='tile'><b>{escape(value)}</b><span>{escape(what)}</span></div>" for what, value in values.items()
+    )
+    return f"<div class='tiles'>{''.join(parts)}</div>"
+
+
+class Charts:
+    """The charts of one page, in the order in which they are placed."""
+
+    def __init__(self) -> None:
+        """A page without charts."""
+        self.specs: list[Chart] = []
+
+    def place(self, *specs: Chart) -> str:
+        """Return where charts stand, side by side as far as there is room."""
+        first = len(self.specs)
+        self.specs += specs
+        figures = (f"<figure class='chart' id='chart-{first + n}'></figure>" for n in range(len(specs)))
+        return f"<div class='charts'>{''.join(figures)}</div>" if specs else ""
+
+    def data(self) -> str:
+        """Return what the script draws them from; nothing in it can end the element that it stands in."""
+        text = json.dumps(finite_or_null(self.specs), allow_nan=False, separators=(",", ":"))
+        return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def asset(name: str) -> str:
+    """Return a file that all pages share."""
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+def page(title: str, parts: Iterable[str], charts: Charts | None = None) -> str:
+    """Return the page, which loads no other file and runs no script but the one that draws its charts."""
+    script = asset("chart.js") if charts and charts.specs else ""
+    allowed = f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" if script else "'none'"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; base-uri 'none'; form-action 'none'"
+    head = (
+        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{asset('style.css')}</style>"
+    )
+    end = ""
+    if charts and script:
+        end = "<noscript><p>The curves of this page are drawn by a script, which is switched off.</p></noscript>"
+        end += f'<script id="charts" type="application/json">{charts.data()}</script><script>{script}</script>'
+    return f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(parts)}{end}</body></html>\n"

@@ -5,14 +5,22 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil, floor, log10
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from efvfl.runs.line import Line, shared_line_seconds
 from efvfl.training.record import Record
 from efvfl.util.extras import optional
 from efvfl.util.files import write_atomically
 
-COLOURS = {"SVFL": "#4c566a", "CVFL": "#d08770", "EF-VFL": "#8fc1b5", "+ cached": "#1f5a4d"}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# The colours of pages (assets/style.css), so that pictures look as they do.
+COLOURS = {"SVFL": "#6b7685", "CVFL": "#bf4f0f", "EF-VFL": "#0b7a75", "+ cached": "#2b5fc7"}
+INK, SOFT, LINE = "#1f2733", "#5b6675", "#dfe3e8"
+TICKS = 6  # of a logarithmic axis, at most
 
 Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # x and y by name
 
@@ -58,12 +66,50 @@ def _draw(path: Path, title: str, *panels: Chart) -> None:
     figure = Figure(figsize=(10, 4), layout="constrained")
     for axes, panel in zip(figure.subplots(1, len(panels)), panels, strict=True):
         for name, (x, y) in panel.curves.items():
-            axes.plot(x, y, label=name, color=COLOURS.get(name))
+            axes.plot(x, y, label=name, color=COLOURS.get(name, COLOURS["EF-VFL"]), linewidth=2)
         axes.set(**panel.settings)
-        axes.grid(True, alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title)
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+        tidy(axes)
+    figure.suptitle(title, color=INK)
+    if len(panels[0].curves) > 1:
+        handles = figure.axes[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=144)
     write_atomically(path, image.getvalue())
+
+
+def tidy(axes: Axes) -> None:
+    """Give axes the look of our pages: a quiet grid, no box, and marks that do not collide."""
+    axes.grid(True, color=LINE)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(SOFT)
+    axes.tick_params(which="both", colors=SOFT, length=0)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set_color(SOFT)
+        if axis.get_scale() == "log":
+            marks = log_marks(*sorted(axis.get_view_interval()))
+            axis.set_ticks(marks, [f"{mark:g}" for mark in marks])
+            axis.set_ticks([], minor=True)
+
+
+def log_marks(low: float, high: float) -> list[float]:
+    """Return a few round numbers between two: 1, 2, 5 of every decade if they fit, else 1 and 3, else 1 alone.
+
+    Two that are close to each other have none of these between them, but evenly spaced ones.
+
+    >>> log_marks(0.35, 0.42), log_marks(0.5, 200.0)
+    ([0.36, 0.38, 0.4, 0.42], [1.0, 3.0, 10.0, 30.0, 100.0])
+    """
+    if high < 3 * low:
+        power = floor(log10(high - low))
+        step = next(s for d in (0.1, 0.2, 0.5, 1, 2) if (high - low) / (s := d * 10**power) <= TICKS - 1)
+        first, last = ceil(low / step - 1e-9), floor(high / step + 1e-9)
+        return [float(f"{n * step:.6g}") for n in range(first, last + 1)]
+    decades = range(floor(log10(low)), ceil(log10(high)) + 1)
+    for digits in (range(1, 10), (1, 2, 5), (1, 3), (1,)):
+        found = [float(f"{digit}e{power}") for power in decades for digit in digits]
+        inside = [mark for mark in found if low <= mark <= high]
+        if len(inside) <= TICKS:
+            return inside
+    return inside[:: ceil(len(inside) / TICKS)]

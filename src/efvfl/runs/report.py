@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from html import escape
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from efvfl.core.batches import Batches
+import numpy as np
+
 from efvfl.errors import ConfigError, DataError
-from efvfl.runs import html, metrics, report_figures
-from efvfl.runs.run_folder import RECORDS, Outputs, RunSettings, load_columns, load_outputs, load_settings
+from efvfl.runs import html, metrics, report_figures, report_tables
+from efvfl.runs.report_figures import SPLITS
+from efvfl.runs.run_folder import ALONE, RECORDS, Outputs, load_outputs, load_settings
+from efvfl.runs.svfl_bytes import svfl_bytes
+from efvfl.runs.terminal import size
 from efvfl.training.record import Record
 from efvfl.training.stopping import ending
 from efvfl.util.files import write_atomically
 
-LEDGER = "ledger.jsonl"
-SPLITS = ("train", "validation", "test")
-TAKING_PART = {
-    "rows": "rows",
-    "take part": "taking_part",
-    "id not in all tables": "unmatched",
-    "no label": "unlabelled",
-    "no id": "without_id",
-    "same id": "duplicates",
-    "weight 0": "weightless",
-}
-
-CHANGES = {
-    "rows": "rows",
-    "missing": "missing",
-    "unreadable": "unreadable",
-    "outside the training range": "outside",
-    "level not in training": "unseen",
-}
+HEADLINES = ("auc", "accuracy", "r2")  # the metric of the headline: the first of these that a problem has
+NAMES = {"auc": "AUC", "accuracy": "accuracy", "r2": "R²", "loss": "loss"}
+MATRIX = 20  # classes that a table of confusions may have
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
@@ -46,23 +33,52 @@ def write(folder: Path, out: Path | None = None) -> Path:
     return path
 
 
+class _Run:
+    """What a folder has of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read all of it."""
+        self.folder = folder
+        self.records, self.settings = read_records(folder), load_settings(folder)
+        self.outputs, self.alone = load_outputs(folder), load_outputs(folder, ALONE)
+        self.last = self.records[-1]
+        self.full = svfl_bytes(self.settings, self.last.step) if self.settings else {}
+        seen = {name for table in self.last.ledger.values() for name in table}
+        # The label holder's party sends nothing.
+        self.senders = [name for name in self.full or sorted(seen) if name in seen]
+
+    def scores(self, outputs: Mapping[str, Outputs]) -> dict[str, dict[str, float]]:
+        """Return the metrics of outputs, by split."""
+        if not self.settings:
+            return {}
+        loss = self.settings.config["loss"]
+        return {split: metrics.of_loss(loss, part.output, part.labels) for split, part in outputs.items()}
+
+    def sent(self) -> dict[str, tuple[int, int]]:
+        """Return the bytes (up, down) of each party."""
+        return {name: (_total(self.last, "up", name), _total(self.last, "down", name)) for name in self.senders}
+
+    def times_fewer(self) -> float:
+        """Return how many times fewer bytes than SVFL it sent; NaN if that is not known."""
+        sent = sum(map(sum, self.sent().values()))
+        full = sum(sum(self.full[name]) for name in self.senders) if self.full else 0
+        return full / sent if sent and full else float("nan")
+
+
 def page(folder: Path) -> str:
     """Return the report of the run in a folder as HTML."""
-    records, settings, outputs = read_records(folder), load_settings(folder), load_outputs(folder)
+    run, charts = _Run(folder), html.Charts()
     title = f"Run {'/'.join(folder.resolve().parts[-2:])}"
-    last = records[-1]
-    done = f"{last.epoch:,} epochs, {last.step:,} steps, {last.seconds:,.1f} seconds of training."
-    if settings and (ended := ending(last, settings.config["epochs"])):
-        done = f"{done} {ended}"
-    parts = [f"<h1>{escape(title)}</h1><p>{done}</p>"]
-    parts += ["<h2>Result</h2>", *_result(records, settings, outputs)]
-    parts += ["<h2>Training</h2>", *report_figures.training(records)]
-    parts += ["<h2>Predictions</h2>", *_predictions(settings, outputs)]
-    parts += ["<h2>Sent</h2>", *_sent(records, settings, folder)]
-    parts += ["<h2>Rows</h2>", *_rows(settings, outputs), *_columns(folder)]
-    parts += ["<h2>Who was missing</h2>", *_missing(records)]
-    parts += ["<h2>Settings</h2>", *_settings(settings)]
-    return html.page(title, parts)
+    parts = [f"<h1>{escape(title)}</h1>", *_head(run)]
+    parts += ["<h2>Result</h2>", *_result(run)]
+    parts += ["<h2>Training</h2>", *_training(run, charts)]
+    parts += ["<h2>Predictions</h2>", *_predictions(run, charts)]
+    parts += ["<h2>Sent</h2>", *_sent(run, charts)]
+    parts += ["<h2>Rows</h2>", *report_tables.rows_of(run.settings, run.outputs)]
+    parts += [*report_tables.class_balance(run.settings), *report_tables.columns(folder)]
+    parts += ["<h2>Who was missing</h2>", *report_tables.missing(run.records)]
+    parts += ["<h2>Settings</h2>", *report_tables.settings_of(run.settings)]
+    return html.page(title, parts, charts)
 
 
 def read_records(folder: Path) -> list[Record]:
@@ -89,35 +105,125 @@ def _number(value: float) -> str:
     return f"{value:.4f}" if isfinite(value) else "not defined"
 
 
-def _result(records: Sequence[Record], settings: RunSettings | None, outputs: Mapping[str, Outputs]) -> Iterator[str]:
-    last = records[-1]
-    found = {split: dict(getattr(last, split)) for split in SPLITS}
-    if settings:
-        for split, part in outputs.items():
-            found.setdefault(split, {}).update(metrics.of_loss(settings.config["loss"], part.output, part.labels))
+def _head(run: _Run) -> Iterator[str]:
+    """Yield what one reads first: a sentence, the date, and a few large numbers."""
+    metric, split, value, alone = _main_score(run)
+    fewer, tiles = run.times_fewer(), {}
+    sentence = []
+    if metric:
+        rows = len(run.outputs[split].ids) if split in run.outputs else 0
+        name = NAMES.get(metric, metric)
+        sentence.append(f"{name[0].upper()}{name[1:]} {value:.3f} on {f'{rows:,} ' if rows else 'the '}{split} rows")
+        tiles[f"{name} of {split} rows"] = f"{value:.3f}"
+    if isfinite(alone):
+        sentence.append(f"the label holder alone has {alone:.3f}")
+        tiles["with the label holder's own columns alone"] = f"{alone:.3f}"
+    if isfinite(fewer):
+        times = f"{fewer:,.1f}".removesuffix(".0") if fewer < 10 else f"{fewer:,.0f}"
+        sentence.append(f"{times} times fewer bytes than without compression")
+        tiles["of the bytes of uncompressed training"] = f"{1 / fewer:.1%}"
+    if run.senders:
+        tiles["sent in all"] = size(sum(map(sum, run.sent().values())), 1)
+    tiles["of training"] = _duration(run.last.seconds)
+    if sentence:
+        text = "; ".join(sentence)
+        yield f"<p class='headline'>{escape(text)}.</p>"
+    yield f"<p class='soft'>{escape(_when(run))}</p>"
+    yield html.tiles(tiles)
+
+
+def _main_score(run: _Run) -> tuple[str, str, float, float]:
+    """Return the metric of the headline, its split and its value, and that of the label holder alone."""
+    found = run.scores(run.outputs) or {split: dict(getattr(run.last, split)) for split in ("test", "validation")}
+    several = any(part.output.dim() > 1 and part.output.shape[1] > 2 for part in run.outputs.values())
+    order = ("accuracy", "loss") if several else (*HEADLINES, "loss")  # of several classes an AUC is a mean of means
+    for split in ("test", "validation"):
+        for metric in order:
+            value = found.get(split, {}).get(metric, float("nan"))
+            if isfinite(value):
+                return metric, split, value, run.scores(run.alone).get(split, {}).get(metric, float("nan"))
+    return "", "", float("nan"), float("nan")
+
+
+def _duration(seconds: float) -> str:
+    if not isfinite(seconds):
+        return "?"
+    if seconds < 120:
+        return f"{seconds:,.1f} s"
+    return f"{seconds / 60:,.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+
+
+def _when(run: _Run) -> str:
+    """Say how far the run came, when, and with which version."""
+    last, settings = run.last, run.settings
+    parts = [f"{last.epoch:,} epochs, {last.step:,} steps."]
+    if settings and settings.complete and (ended := ending(last, settings.config["epochs"])):
+        parts.append(ended)
+    if settings and not settings.complete:
+        parts.append(f"Of {settings.config['epochs']:,} epochs: this run is not complete.")
+    time = datetime.fromtimestamp((run.folder / RECORDS).stat().st_mtime, UTC)  # of the last record
+    if settings and settings.ended:
+        time = datetime.fromisoformat(settings.ended)
+    parts.append(
+        f"{time.day} {time:%B %Y, %H:%M} UTC"
+        + (f", efvfl {settings.version}." if settings and settings.version else ".")
+    )
+    return " ".join(parts)
+
+
+def _result(run: _Run) -> Iterator[str]:
+    found = {split: dict(getattr(run.last, split)) for split in SPLITS}
+    for split, scores in run.scores(run.outputs).items():
+        found.setdefault(split, {}).update(scores)
     found = {split: scores for split, scores in found.items() if scores}
     if not found:
         yield "<p>Nothing was evaluated.</p>"
         return
-    names = list(dict.fromkeys(name for scores in found.values() for name in scores))
+    found |= {f"{split}, alone": scores for split, scores in run.scores(run.alone).items()}
+    every = dict.fromkeys(name for scores in found.values() for name in scores)
+    names = [*(name for name in HEADLINES if name in every), *(name for name in every if name not in HEADLINES)]
     rows = [
         [name.replace("_", " "), *(_number(s[name]) if name in s else "" for s in found.values())] for name in names
     ]
     yield html.table(["", *found], rows, texts=1)
+    if run.alone:
+        yield (
+            "<p class='soft'>Alone: the label holder's own columns, the same local model, head, settings and rows, "
+            "trained after the run. Nothing was sent for it.</p>"
+        )
 
 
-def _predictions(settings: RunSettings | None, outputs: Mapping[str, Outputs]) -> Iterator[str]:
-    if not outputs or not settings:
+def _training(run: _Run, charts: html.Charts) -> Iterator[str]:
+    yield charts.place(*report_figures.training(run.records))
+    if not any(isfinite(record.distortion) for record in run.records):
+        yield "<p class='soft'>Nobody sees all representations over a network, so there is no distortion here.</p>"
+
+
+def _predictions(run: _Run, charts: html.Charts) -> Iterator[str]:
+    if not run.outputs or not run.settings:
         yield "<p>The folder has no outputs of single rows.</p>"
         return
-    curves = {}
-    for split, part in outputs.items():
-        if (probability := _probability(settings.config["loss"], part)) is not None:
-            curves[split] = (part.labels.numpy(), probability)
-    if curves:
-        yield report_figures.binary(curves)
+    parts, loss = _shown(run), run.settings.config["loss"]
+    probabilities = {name: _probability(loss, part) for name, part in parts.items()}
+    labels = {name: part.labels.numpy().reshape(-1) for name, part in parts.items()}
+    if all(p is not None for p in probabilities.values()):
+        yield charts.place(*report_figures.binary({name: (labels[name], p) for name, p in probabilities.items()}))
+    elif loss == "cross_entropy":
+        shares = {name: (labels[name], part.output.softmax(dim=1).numpy()) for name, part in parts.items()}
+        yield charts.place(*report_figures.multiclass(shares))
+        yield from _confusion(*next((name, *pair) for name, pair in shares.items()))
     else:
-        yield "<p>ROC, precision-recall and calibration are drawn for labels of two classes.</p>"
+        output = {name: part.output.reshape(-1) for name, part in parts.items()}
+        guess = {name: o.sigmoid() if loss == "binary_cross_entropy" else o for name, o in output.items()}
+        yield charts.place(*report_figures.regression({name: (labels[name], g.numpy()) for name, g in guess.items()}))
+
+
+def _shown(run: _Run) -> dict[str, Outputs]:
+    """Return the rows whose curves are drawn: test rows, with those of the label holder alone or validation rows."""
+    first = "test" if "test" in run.outputs else next(iter(run.outputs))
+    if first in run.alone:
+        return {first: run.outputs[first], report_figures.ALONE: run.alone[first]}
+    return {first: run.outputs[first]} | run.outputs
 
 
 def _probability(loss: str, part: Outputs) -> Any:
@@ -129,139 +235,42 @@ def _probability(loss: str, part: Outputs) -> Any:
     return None
 
 
-def svfl_bytes(settings: RunSettings, steps: int) -> dict[str, tuple[int, int]]:
-    """Return the bytes that SVFL would have sent, (up, down) by party: float32 values without headers."""
-    config, widths = settings.config, settings.widths
-    agreement, label_holder = config["agreement"], config["label_holder"]
-    batches = Batches(settings.rows["train"], config["batch_size"], 0, config["batch_order"])
-    visited = sum(batches.count(step) for step in range(steps))
-    reported = steps * batches.samples if agreement["reports"] == "all" else visited
-    fusion_bytes = 4 * steps * settings.fusion if agreement["fusion"] != "replicate" else 0
-    out = {}
-    for name, width in widths.items():
-        if agreement["labels"] == "private":
-            down = 4 * visited * width
-        elif agreement["downlink"] == "aggregate":
-            down = 4 * visited * width + fusion_bytes
-        else:
-            down = 4 * reported * (sum(widths.values()) - width) + fusion_bytes
-        out[name] = (4 * reported * width, down) if name != label_holder else (0, 0)
-    return out
+def _confusion(split: str, labels: Any, shares: Any) -> Iterator[str]:
+    """Yield how many rows of each class were taken for which."""
+    classes = shares.shape[1]
+    if classes > MATRIX:
+        return
+    counts = np.zeros((classes, classes), dtype=int)
+    np.add.at(counts, (labels.astype(int), shares.argmax(axis=1)), 1)
+    rows = [[str(k), *(f"{n:,}" for n in row)] for k, row in enumerate(counts)]
+    title = f"Which class was taken for which, {split} rows"
+    table = html.table(["class", *(f"as {k}" for k in range(classes))], rows, texts=1)
+    yield html.fold(title, table)
 
 
-def _sent(records: Sequence[Record], settings: RunSettings | None, folder: Path) -> Iterator[str]:
-    last = records[-1]
-    full = svfl_bytes(settings, last.step) if settings else {}
-    seen = {name for table in last.ledger.values() for name in table}
-    names = [name for name in full or sorted(seen) if name in seen]  # the label holder's party sends nothing
-    sent = {name: (_total(last, "up", name), _total(last, "down", name)) for name in names}
-    evaluation = sum(_total(last, "up", name, "evaluation") for name in names)
+def _sent(run: _Run, charts: html.Charts) -> Iterator[str]:
+    full, sent = run.full, run.sent()
+    evaluation = sum(_total(run.last, "up", name, "evaluation") for name in run.senders)
     which = f" {evaluation:,} of the bytes up are of validation and test rows." if evaluation else ""
     yield f"<p>Training messages as they were sent: up is from a party to the server, down the other way.{which}</p>"
     headings, rows = ["party", "", "bytes"], []
-    for name in names:
+    for name in run.senders:
         for way, direction in enumerate(("up", "down")):
             row = [name, direction, f"{sent[name][way]:,}"]
             rows.append([*row, f"{full[name][way]:,}", f"{sent[name][way] / full[name][way]:.1%}"] if full else row)
     if full:
         headings += ["SVFL", "share"]
         yield (
-            "<p>SVFL is what uncompressed training would have sent in as many steps with all parties here, counted "
-            "from the settings: rows times width times 4 bytes for every step and party, and the fusion model where "
-            "it is sent; headers aside.</p>"
+            "<p class='soft'>SVFL is what uncompressed training would have sent in as many steps with all parties "
+            "here, counted from the settings: rows times width times 4 bytes for every step and party, and the fusion "
+            "model where it is sent; headers aside.</p>"
         )
-        yield report_figures.sent(sent, full)
-    yield html.table(headings, rows)
-    yield from _frames(folder)
+        yield charts.place(report_figures.sent(sent, full))
+    yield html.fold("These bytes as a table", html.table(headings, rows)) if full else html.table(headings, rows)
+    yield from report_tables.frames(run.folder)
 
 
 def _total(record: Record, direction: str, name: str, kind: str = "") -> int:
     """Return the bytes of a party in a direction, of one kind of message or of all."""
     counts = record.ledger.get(direction, {}).get(name, {})
     return counts.get(kind, 0) if kind else sum(counts.values())
-
-
-def _frames(folder: Path) -> Iterator[str]:
-    """Yield a table of all frames, including handshakes, evaluation and repeated messages."""
-    path = folder / LEDGER
-    if not path.exists():
-        return
-    sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
-    sockets: dict[str, int] = defaultdict(int)
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                table = json.loads(line)
-                if table.get("socket"):
-                    sockets[str(table["direction"])] += int(table["socket"])
-                    continue
-                entry = sums[str(table["peer"]), str(table["direction"]), str(table["kind"])]
-                entry[1] += int(table["frame"])
-                entry[0] += 1
-            except (ValueError, TypeError, KeyError):
-                continue  # a line cut short by a crash
-    yield "<h3>All frames</h3><p>With handshakes, evaluation, predictions and what was repeated after a break.</p>"
-    rows = [[*key, f"{count:,}", f"{size:,}"] for key, (count, size) in sorted(sums.items())]
-    yield html.table(["with", "", "kind", "frames", "bytes"], rows, texts=3)
-    if sockets:
-        yield (
-            f"<p>On the socket, TLS and HTTP/2 included, as the kernel counted: {sockets['out']:,} bytes out, "
-            f"{sockets['in']:,} in.</p>"
-        )
-
-
-def _rows(settings: RunSettings | None, outputs: Mapping[str, Outputs]) -> Iterator[str]:
-    counts = dict(settings.rows) if settings else {split: len(part.ids) for split, part in outputs.items()}
-    if counts:
-        yield html.table(["split", "rows"], [[split, f"{count:,}"] for split, count in counts.items()], texts=1)
-    else:
-        yield "<p>The folder does not say how many there were.</p>"
-    if settings and settings.participation:
-        yield html.table(["table", *TAKING_PART], list(_taking_part(settings.participation)), texts=1)
-
-
-def _taking_part(tables: Mapping[str, Mapping[str, int]]) -> Iterator[list[str]]:
-    """Yield a row for each table: how many of its rows take part, and why the others do not."""
-    for name, counts in tables.items():
-        yield [name, *(f"{counts.get(key, 0):,}" for key in TAKING_PART.values())]
-
-
-def _columns(folder: Path) -> Iterator[str]:
-    """Yield how columns of later rows differ from those of training rows, as far as this folder knows any."""
-    rows = [
-        [party, of, change["column"], *(f"{change[key]:,}" for key in CHANGES.values())]
-        for party, parts in load_columns(folder).items()
-        for of, found in parts.items()
-        for change in found
-        if any(change[key] for key in CHANGES.values() if key != "rows")
-    ]
-    if rows:
-        yield "<p>Columns of later rows that differ from those of the training rows:</p>"
-        yield html.table(["party", "rows of", "column", *CHANGES], rows, texts=3)
-
-
-def _missing(records: Sequence[Record]) -> Iterator[str]:
-    rows = [
-        [f"{record.epoch:,}", name, ", ".join(f"{first:,} to {last:,}" for first, last in spans)]
-        for record in records
-        for name, spans in record.absent.items()
-    ]
-    yield html.table(["until epoch", "party", "steps without it"], rows, texts=3) if rows else "<p>Nobody.</p>"
-
-
-def _settings(settings: RunSettings | None) -> Iterator[str]:
-    if not settings:
-        yield "<p>The folder has no settings.json.</p>"
-        return
-    rows = [[name, f"{width:,}"] for name, width in settings.widths.items()]
-    yield html.table(["party", "width"], rows, texts=1)
-    yield html.table(["key", "value"], _flat(settings.config))
-
-
-def _flat(value: Any, key: str = "") -> list[list[str]]:
-    """Return nested settings as rows of a table."""
-    if isinstance(value, dict) and value:
-        return [row for name, item in value.items() for row in _flat(item, f"{key}.{name}" if key else name)]
-    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        return [row for place, item in enumerate(value) for row in _flat(item, f"{key}[{place}]")]
-    return [[key, json.dumps(value)]]

@@ -20,14 +20,21 @@ from efvfl.config import run_file, user_code
 from efvfl.config.run_file import RunConfig
 from efvfl.data import Dataset
 from efvfl.errors import CheckpointError, ConfigError
-from efvfl.runs import run_folder
+from efvfl.runs import model_notes, run_folder
+from efvfl.runs.alone import OwnRows, train_alone
 from efvfl.runs.build import load_data, make_federation, watching
+from efvfl.runs.model_notes import ModelNotes
+from efvfl.runs.status_file import StatusFile, kept
+from efvfl.runs.svfl_bytes import bytes_beside
 from efvfl.runs.trained import TrainedRun, module_state, read_encoder
+from efvfl.runs.true_settings import true_settings
+from efvfl.training.callbacks import Callback
 from efvfl.training.federation import Federation
 from efvfl.training.options import Evaluation
 from efvfl.training.record import Record
-from efvfl.util import checkpoint
+from efvfl.util import checkpoint, nested
 from efvfl.util.files import write_atomically
+from efvfl.util.finish_request import FinishRequest
 
 if TYPE_CHECKING:
     from efvfl.data.tables.encode import Encoder
@@ -68,10 +75,10 @@ class RunCheckpoint:
         """
         state = checkpoint.load_kept(self.path)
         _check_layout(self.path, state)
-        if state["config"] != self.settings:
-            changed = sorted(k for k in self.settings if state["config"].get(k) != self.settings[k])
+        if changed := nested.changes(state["config"], self.settings):
             raise ConfigError(
-                f"{self.path} was made with other settings of {', '.join(changed)}: restore them or start anew."
+                f"{self.path} was made with other settings ({'; '.join(changed)}): restore them, or start anew in "
+                "another folder."
             )
         federation.load_state_dict(state["federation"])
         return [Record.from_json(line) for line in state["records"]]
@@ -92,7 +99,7 @@ def open_trained(folder: Path) -> TrainedRun:
     state = checkpoint.load(path)
     _check_layout(path, state)
     settings = run_folder.load_settings(folder)
-    if settings is None:
+    if settings is None or not settings.complete:
         raise ConfigError(f"the run in {folder} is not finished: give --resume to go on with it first.")
     parties = state["federation"]["parties"]
     models = {name: module_state(party["block"]) for name, party in parties.items()}
@@ -130,6 +137,8 @@ def train(
     base: Path | str | None = None,
     watch: Watch | None = None,
     say: Callable[[str], None] | None = None,
+    alone: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> list[Record]:
     """Train what a run file says, and return the records.
 
@@ -141,6 +150,8 @@ def train(
     - `base`: where relative paths in the settings start, and where your own modules lie: beside the file, or here.
     - `watch`: gets the federation and an iterable of records, and hands the records on: for a progress bar.
     - `say`: gets a sentence about each table, how many of its rows take part; left out: the log `efvfl` has it.
+    - `alone`: afterwards train the label holder's own columns alone, if it has any, for the report to compare with.
+    - `callbacks`: are told of every step and of every record ([how](docs/python.md#callbacks-and-experiment-trackers)).
 
     A run that was killed and is resumed gives the same records, bit for bit, as one that was not.
 
@@ -177,11 +188,34 @@ def train(
         saved.save(federation, records)
         run_folder.save_records(folder, records)
 
-    train_on(federation, config, records, save, watch)
-    if not records:
-        raise ConfigError(f"epochs = {config.epochs} leaves nothing to train.")
-    _leave_for_report(federation, config, data, folder)
+    if federation.epoch < config.epochs:
+        _save_settings(federation, config, data, folder, complete=False)
+    request = FinishRequest(folder, fresh=not resume)
+    federation.driver.asked = request.taken
+    with kept(StatusFile(folder, "run", folder.name, lambda: watched_state(federation, config, folder))):
+        train_on(federation, config, records, save, watch, callbacks=callbacks)
+        request.take()  # one that came too late
+        if not records:
+            raise ConfigError(f"epochs = {config.epochs} leaves nothing to train.")
+        _leave_for_report(federation, config, data, folder)
+        if alone and config.label_holder:
+            run_folder.save_outputs(folder, train_alone(config, _own_rows(config, data)), run_folder.ALONE)
     return records
+
+
+def watched_state(federation: Federation, config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Return where a run stands, for who watches it."""
+    server, driver = federation.server, federation.driver
+    channels = [*server.channels.values(), *(party.up for party in federation.parties.values())]
+    codec = sum(channel.seconds for channel in channels)
+    return {
+        "step": server.step_number,
+        "steps": config.epochs * server.batches.per_epoch,
+        "epochs": config.epochs,
+        "loss": server.surrogate_loss,
+        "seconds": {"compute": max(0.0, driver.seconds - codec), "codec": codec},
+        "here": list(federation.parties),
+    } | bytes_beside(run_folder.load_settings(folder), federation.ledger, server.step_number)
 
 
 def _say_rows(data: Dataset, say: Callable[[str], None] | None) -> None:
@@ -201,10 +235,13 @@ def train_on(
     save: Callable[[Sequence[Record]], None],
     watch: Watch | None = None,
     every: float = 0.0,
+    callbacks: Sequence[Callback] = (),
 ) -> None:
     """Train to the last epoch and add to the records; `save` them after each, if so many seconds have passed."""
     saved = time.monotonic()
-    following: Iterable[Record] = federation.train(config.epochs, watching(config).every, config.observe_gradient)
+    following: Iterable[Record] = federation.train(
+        config.epochs, watching(config).every, config.observe_gradient, callbacks
+    )
     for record in watch(federation, following) if watch else following:
         records.append(record)
         if time.monotonic() - saved >= every:
@@ -233,8 +270,37 @@ def _leave_for_report(federation: Federation, config: RunConfig, data: Dataset, 
             outputs[split] = run_folder.Outputs(ids, part.labels, federation.predict(part.features))
     if outputs:
         run_folder.save_outputs(folder, outputs)
-    widths = {name: party.up.width[0] for name, party in federation.parties.items()}
-    rows = {split: len(part.labels) for split, part in federation.splits.items()}
-    run_folder.save_settings(folder, config, widths, rows, federation.server.block.size(), data.participation)
+    _save_settings(federation, config, data, folder, complete=True)
+    _save_models(federation, config, data, folder)
     run_folder.save_columns(folder, data.columns)
     _save_encoders(folder, data)
+
+
+def _save_models(federation: Federation, config: RunConfig, data: Dataset, folder: Path) -> None:
+    """Write what `efvfl export` makes the models from, beside their parameters."""
+    widths = {name: party.up.width[0] for name, party in federation.parties.items()}
+    columns = zip(data.names, data.train.features, strict=True)
+    head = model_notes.head_note(config, widths, data.classes, data.class_names)
+    ModelNotes({name: model_notes.local_note(config, name, x) for name, x in columns}, head).save(folder)
+
+
+def _save_settings(federation: Federation, config: RunConfig, data: Dataset, folder: Path, complete: bool) -> None:
+    labels = {split: part.labels for split, part in federation.splits.items()}
+    widths = {name: party.up.width[0] for name, party in federation.parties.items()}
+    sizes = run_folder.Sizes(widths, federation.server.block.size(), labels, data.class_names)
+    settings = true_settings(config, {split: len(part) for split, part in labels.items()}, network=False)
+    run_folder.save_settings(folder, settings, sizes, data.participation, complete)
+
+
+def _own_rows(config: RunConfig, data: Dataset) -> OwnRows:
+    """Return what the label holder has itself."""
+    place, name = data.names.index(config.label_holder), config.label_holder
+    splits = {s: part for s in ("train", "validation", "test") if (part := getattr(data, s)) is not None}
+    return OwnRows(
+        {split: part.features[place] for split, part in splits.items()},
+        {split: part.targets for split, part in splits.items()},
+        {split: data.ids.get(split) or [str(i) for i in range(len(part.labels))] for split, part in splits.items()},
+        data.classes,
+        data.encoders.get(name),
+        data.sources[place] if data.sources else None,
+    )

@@ -1,4 +1,4 @@
-"""Files that a run writes for its report: the network's outputs for labelled rows, and the settings."""
+"""Files that a run writes for its report: its settings, and the network's outputs for labelled rows."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from efvfl.config.run_file import RunConfig
 from efvfl.data.participation import Participation
 from efvfl.errors import DataError
 from efvfl.training.record import Record
@@ -24,6 +24,7 @@ log = logging.getLogger("efvfl")
 
 RECORDS = "records.jsonl"
 OUTPUTS = "outputs.parquet"
+ALONE = "alone.parquet"  # the same of a network that the label holder trained with its own columns alone
 SETTINGS = "settings.json"
 COLUMNS = "columns.json"
 
@@ -41,22 +42,36 @@ class Outputs:
 class RunSettings:
     """The settings of a run, and the sizes that follow from them."""
 
-    config: dict[str, Any]  # of the run file, without private seeds
+    config: dict[str, Any]  # of the run file as `true_settings` has it
     widths: dict[str, int]  # of the parties' representations
     rows: dict[str, int]  # by split
     fusion: int  # parameters of the fusion model
     participation: dict[str, dict[str, int]] = field(default_factory=dict)  # of rows, by table, as far as known here
+    balance: dict[str, dict[str, int]] = field(default_factory=dict)  # rows by split and class; empty without classes
+    ended: str = ""  # when training was over, in UTC
+    version: str = ""  # of efvfl
+    complete: bool = True  # whether training is over
 
 
-def save_records(folder: Path, records: Sequence[Record]) -> None:
-    """Write one line for each record."""
-    write_atomically(folder / RECORDS, "".join(f"{record.to_json()}\n" for record in records).encode())
+@dataclass(frozen=True)
+class Sizes:
+    """What the settings of a run alone do not say."""
+
+    widths: Mapping[str, int]  # of the parties' representations
+    fusion: int  # parameters of the fusion model
+    labels: Mapping[str, Tensor]  # by split
+    classes: Sequence[str] = ()  # their names, if they have any
 
 
-def save_outputs(folder: Path, splits: Mapping[str, Outputs]) -> None:
+def save_records(folder: Path, records: Sequence[Record], flush: bool = True) -> None:
+    """Write one line for each record; without `flush` for who watches, and not to last."""
+    write_atomically(folder / RECORDS, "".join(f"{record.to_json()}\n" for record in records).encode(), flush=flush)
+
+
+def save_outputs(folder: Path, splits: Mapping[str, Outputs], name: str = OUTPUTS) -> None:
     """Write one row for each row of the splits: split, id, label and the outputs. Without polars there is no file."""
     with left_out(log.warning):
-        write_atomically(folder / OUTPUTS, _parquet(splits))
+        write_atomically(folder / name, _parquet(splits))
 
 
 def _parquet(splits: Mapping[str, Outputs]) -> bytes:
@@ -75,9 +90,9 @@ def _parquet(splits: Mapping[str, Outputs]) -> bytes:
     return buffer.getvalue()
 
 
-def load_outputs(folder: Path) -> dict[str, Outputs]:
+def load_outputs(folder: Path, name: str = OUTPUTS) -> dict[str, Outputs]:
     """Return what `save_outputs` wrote, or an empty dict if there is no file."""
-    path = folder / OUTPUTS
+    path = folder / name
     if not path.exists():
         return {}
     with optional("tables", OUTPUTS):
@@ -99,16 +114,41 @@ def load_outputs(folder: Path) -> dict[str, Outputs]:
 
 def save_settings(
     folder: Path,
-    config: RunConfig,
-    widths: Mapping[str, int],
-    rows: Mapping[str, int],
-    fusion: int,
+    config: Mapping[str, Any],
+    sizes: Sizes,
     participation: Mapping[str, Participation] | None = None,
+    complete: bool = True,
 ) -> None:
-    """Write the settings of a run, without private seeds."""
-    taking_part = {name: part.counts() for name, part in (participation or {}).items()}
-    table = RunSettings(_without_seeds(asdict(config)), dict(widths), dict(rows), fusion, taking_part)
+    """Write the settings of a run: once when it begins, for who watches it, and once when it is complete."""
+    import efvfl
+
+    table = RunSettings(
+        dict(config),
+        dict(sizes.widths),
+        {split: len(labels) for split, labels in sizes.labels.items()},
+        sizes.fusion,
+        {name: part.counts() for name, part in (participation or {}).items()},
+        balance(sizes.labels, str(config["loss"]), sizes.classes),
+        datetime.now(UTC).isoformat(timespec="seconds") if complete else "",
+        efvfl.__version__,
+        complete,
+    )
     write_atomically(folder / SETTINGS, (json.dumps(asdict(table), indent=1) + "\n").encode())
+
+
+def balance(labels: Mapping[str, Tensor], loss: str, names: Sequence[str] = ()) -> dict[str, dict[str, int]]:
+    """Return how many rows each class has, by split; nothing where labels are no classes.
+
+    >>> balance({"train": torch.tensor([0, 1, 1])}, "cross_entropy", ["no", "yes"])
+    {'train': {'no': 1, 'yes': 2}}
+    """
+    every = torch.cat([part.detach().reshape(-1).double() for part in labels.values()] or [torch.empty(0)])
+    classes = loss == "cross_entropy" or (loss == "binary_cross_entropy" and bool(((every == 0) | (every == 1)).all()))
+    if not classes:
+        return {}
+    known = range(max(len(names), int(every.max()) + 1 if len(every) else 0))
+    named = {k: names[k] if k < len(names) else str(k) for k in known}
+    return {split: {named[k]: int((part.reshape(-1) == k).sum()) for k in known} for split, part in labels.items()}
 
 
 def save_columns(folder: Path, columns: Mapping[str, Any]) -> None:
@@ -128,13 +168,6 @@ def load_columns(folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
     except (OSError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise DataError(f"expected what a run wrote about its columns in {path}: {error}. Delete it.") from error
     return dict(found)
-
-
-def _without_seeds(value: Any) -> Any:
-    """Return the value without private seeds, which a report must not reveal."""
-    if isinstance(value, dict):
-        return {key: _without_seeds(item) for key, item in value.items() if key != "private_seed"}
-    return [_without_seeds(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def load_settings(folder: Path) -> RunSettings | None:

@@ -9,11 +9,13 @@ are evaluated by messages, examination.py has further requests before a record i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from efvfl.core.server import Server
 from efvfl.errors import ConfigError
+from efvfl.training.callbacks import Callback, Step
 from efvfl.training.examination import Examination
 from efvfl.training.record import NAN, Observation, Record
 from efvfl.training.schedule import Schedule
@@ -53,12 +55,15 @@ class Driver:
         self.examination = _examination(server, Stopping(patience, server.plan.optimizer))
         self.transport = transport
         self.pause = pause
+        self.callbacks: Sequence[Callback] = ()
+        self.asked: Callable[[], bool] = lambda: False  # whether `run` is to end at the next step
         self.seconds = 0.0  # wall time of the steps
         self.computing = 0.0  # seconds of it that the server itself computed, in this process
         self.paper_bits = 0
         self._losses: list[float] = []  # of the epoch under way
         self._absent: dict[str, list[list[int]]] = {}  # since the last record
         self._due = False  # a record is, as soon as those who hold have said so
+        self._end = (0, 0)  # somebody asked to end after so many steps, when a run had so many epochs
         self._draining = False  # no step begins until none is under way, because somebody is back
 
     @property
@@ -67,34 +72,59 @@ class Driver:
         return self.server.step_number // self.server.batches.per_epoch
 
     @property
+    def _begun(self) -> int:
+        """Epochs begun: those done, but where training is ended within one."""
+        return -(-self.server.step_number // self.server.batches.per_epoch)
+
+    @property
     def reports(self) -> int:
         """How many steps are under way: those that parties were asked to report on."""
         return sum(not request.hold for request in self.transport.under_way)
 
+    def end_here(self, epochs: int) -> None:
+        """End a run of so many epochs at the next step, or, with a pipeline, after those that have begun.
+
+        Messages follow from it: over a network it must be saved before the next one is sent.
+        """
+        self._end = (self.server.step_number + max(1, self.reports), epochs)
+
+    def within(self, schedule: Schedule) -> Schedule:
+        """Return the schedule as far as it is to be followed: to where somebody ended it, unless it has more epochs."""
+        step, epochs = self._end
+        return replace(schedule, end=step) if step and schedule.epochs <= epochs else schedule
+
     def finished(self, schedule: Schedule) -> bool:
         """Whether all steps of a schedule are done, or enough of them, and the last record is made."""
+        schedule = self.within(schedule)
         over = self.examination is not None and self.examination.stopping.over
         return (over or self.server.step_number >= schedule.steps) and not self._due
 
     def run(self, schedule: Schedule, observe: Observer) -> Iterator[Record]:
         """Train to the end of a schedule, and yield a record of every epoch that is observed."""
         while not self.finished(schedule):
+            if not self.within(schedule).end and self.asked():
+                self.end_here(schedule.epochs)
             if record := self.advance(schedule, observe):
                 yield record
 
     def advance(self, schedule: Schedule, observe: Observer) -> Record | None:
         """Take the replies to the oldest request, and do what they allow; return the record if one is due."""
+        schedule = self.within(schedule)
         if not self._due or self._holding():
             step = self.server.step_number
             hold = schedule.hold(step) or self.reports > schedule.window  # it may have shrunk
             self._exchange(hold, schedule.begins(step), schedule.observed(step))
         if not self._due or self._holding():
             return None
-        if self.examination and (asked := self.examination.next(self.epoch, self._is_last(schedule))):
+        if self.examination and (asked := self.examination.next(self._begun, self._is_last(schedule))):
             self._post(asked, hold=True)
             return None
         record = self.record(observe, schedule.window)
+        if schedule.end and self._is_last(schedule):
+            record = replace(record, asked=True)
         self._due, self._absent = False, {}
+        for callback in self.callbacks:
+            callback.on_epoch(record)
         return record
 
     def _is_last(self, schedule: Schedule) -> bool:
@@ -113,7 +143,7 @@ class Driver:
         """Return where training stands, with so many steps under way at a time."""
         ledger, seen = self.transport.ledger, vars(observe())
         return Record(
-            epoch=self.epoch,
+            epoch=self._begun if self._due else self.epoch,
             step=self.server.step_number,
             surrogate_loss=sum(self._losses) / len(self._losses) if self._losses else float("nan"),
             **seen | (self.examination.close() if self.examination else {}),
@@ -135,6 +165,7 @@ class Driver:
             "paper_bits": self.paper_bits,
             "absent": self._absent,
             "due": self._due,
+            "end": list(self._end),
             "draining": self._draining,
             "examination": self.examination.state_dict() if self.examination else {},
         }
@@ -145,6 +176,8 @@ class Driver:
         self.seconds, self.paper_bits = float(state["seconds"]), int(state["paper_bits"])
         self._absent = {name: [list(span) for span in spans] for name, spans in state["absent"].items()}
         self._due, self._draining = bool(state["due"]), bool(state["draining"])
+        step, epochs = state.get("end", (0, 0))
+        self._end = (int(step), int(epochs))
         if self.examination:
             self.examination.load_state_dict(state["examination"])
 
@@ -174,6 +207,8 @@ class Driver:
             self._respond(replies, hold or self._draining)
             self._due = observed
         self.seconds += time.perf_counter() - started
+        if self.callbacks and not request.hold:
+            self._tell_of_step()
         if self.transport.under_way:
             self.pause()
 
@@ -193,6 +228,13 @@ class Driver:
         started = time.perf_counter()
         server.learn()
         self.computing += time.perf_counter() - started
+
+    def _tell_of_step(self) -> None:
+        server, ledger = self.server, self.transport.ledger
+        totals = ledger.total("up"), ledger.total("down")
+        step = Step(server.step_number, self.epoch, server.surrogate_loss, *totals, self.seconds)
+        for callback in self.callbacks:
+            callback.on_step(step)
 
     def _post(self, messages: dict[str, Message], hold: bool) -> None:
         """Post a request, to which those are added that are back after having been away, if no step is under way."""

@@ -12,6 +12,7 @@ from efvfl.core.party import Party
 from efvfl.core.server import Server
 from efvfl.errors import CheckpointError, EfvflError, whole_number
 from efvfl.training import inputs, measure
+from efvfl.training.callbacks import Callback
 from efvfl.training.driver import Driver
 from efvfl.training.inputs import Columns
 from efvfl.training.measure import Split
@@ -92,21 +93,27 @@ class Federation:
         """
         return self.driver.step(hold, begins or (1 if hold else self.window))
 
-    def train(self, epochs: int, observe_every: int = 1, gradient: bool = True) -> Iterator[Record]:
+    def train(
+        self, epochs: int, observe_every: int = 1, gradient: bool = True, callbacks: Sequence[Callback] = ()
+    ) -> Iterator[Record]:
         """Train until `epochs` epochs are done, and yield a record after each that is observed (and the last).
 
         Nothing is trained before records are asked for: loop over them, or call `fit`. The full gradient and the
         distortion cost about as much as an epoch: `gradient=False` leaves them out. With `patience` it may stop
         earlier, and the best model is in place with the last record; more epochs later go on from the last model.
+        `callbacks` are told of every step, and of every record before it is yielded.
         """
         epochs, observe_every = whole_number("epochs", epochs, 0), whole_number("observe_every", observe_every, 1)
         schedule = Schedule(self.server.batches.per_epoch, epochs, observe_every, self.window)
         held_out = self.server.evaluation is None  # else they are evaluated by messages
+        self.driver.callbacks = callbacks
         return self.driver.run(schedule, lambda: self._observe(gradient, held_out))
 
-    def fit(self, epochs: int, observe_every: int = 1, gradient: bool = True) -> list[Record]:
+    def fit(
+        self, epochs: int, observe_every: int = 1, gradient: bool = True, callbacks: Sequence[Callback] = ()
+    ) -> list[Record]:
         """Train until `epochs` epochs are done, and return the records of all that `train` yields."""
-        return list(self.train(epochs, observe_every, gradient))
+        return list(self.train(epochs, observe_every, gradient, callbacks))
 
     def record(self, gradient: bool = True) -> Record:
         """Measure where training stands."""

@@ -47,6 +47,7 @@ class Record:
     kept: float = (
         NAN  # the epoch whose model is kept so far, where the best is; held-out scores of the last record are its
     )
+    asked: bool = False  # training has ended here because somebody asked for it; the epoch may be done in part
     window: float = NAN  # steps under way at a time; with `pipeline = "auto"`, as it was tried or chosen by then
 
     def to_json(self) -> str:

@@ -13,16 +13,18 @@ class Schedule:
     epochs: int
     every: int  # epochs between two records
     window: int = 1  # steps under way at a time; above 1, parties report on later steps before one is answered
+    end: int = 0  # the number of steps after which somebody wants it to end, perhaps within an epoch; 0: nobody does
 
     @property
     def steps(self) -> int:
         """How many steps the run has."""
-        return self.epochs * self.per_epoch
+        whole = self.epochs * self.per_epoch
+        return min(whole, self.end) if self.end else whole
 
     def observed(self, step: int) -> bool:
         """Whether a record follows a step."""
         epoch, rest = divmod(step + 1, self.per_epoch)
-        return rest == 0 and (epoch % self.every == 0 or step + 1 == self.steps)
+        return step + 1 == self.steps or (rest == 0 and epoch % self.every == 0)
 
     def hold(self, step: int) -> bool:
         """Whether the answer to a step asks for no further report: the next one due comes after a record."""

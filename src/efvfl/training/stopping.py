@@ -82,6 +82,9 @@ def ending(last: Record, epochs: int) -> str:
     >>> ending(Record(epoch=31, step=310, surrogate_loss=0.2, kept=21), epochs=100)
     'Stopped after 31 epochs: no better validation loss for 10. The model of epoch 21 is kept.'
     """
+    if last.asked:
+        kept = "" if isnan(last.kept) else f" The model of epoch {last.kept:g} is kept."
+        return f"Finished as asked after {last.step:,} steps, in epoch {last.epoch} of {epochs}.{kept}"
     if isnan(last.kept):
         return "" if last.epoch >= epochs else f"Stopped after {last.epoch} epochs: no validation loss was a number."
     kept = f"The model of epoch {last.kept:g} is kept"

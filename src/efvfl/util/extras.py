@@ -19,8 +19,14 @@ EXTRAS: dict[str, dict[str, str]] = {
     "tables": {"polars": "polars"},
     "sklearn": {"sklearn": "scikit-learn", "polars": "polars"},
     "network": {"cryptography": "cryptography", "grpc": "grpcio", "nacl": "pynacl"},
+    "dashboard": {"fastapi": "fastapi", "starlette": "starlette", "uvicorn": "uvicorn"},
     "service": {"fastapi": "fastapi", "starlette": "starlette", "uvicorn": "uvicorn"},
     "ray": {"ray": "ray"},
+    "tensorboard": {"tensorboard": "tensorboard"},
+    "mlflow": {"mlflow": "mlflow-skinny", "sqlalchemy": "sqlalchemy", "alembic": "alembic"},
+    "export": {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"},
+    "metrics": {"prometheus_client": "prometheus-client"},
+    "wandb": {"wandb": "wandb"},
 }
 
 

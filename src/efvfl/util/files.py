@@ -18,11 +18,13 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def write_atomically(path: Path, *pieces: bytes | memoryview, public: bool = False, keep: Path | None = None) -> None:
+def write_atomically(
+    path: Path, *pieces: bytes | memoryview, public: bool = False, keep: Path | None = None, flush: bool = True
+) -> None:
     """Write these bytes to `path`; after a crash the file is either the old one or complete.
 
     Only the owner may read it, unless it is `public`: then the umask decides. The old file is kept under the name
-    `keep`, if there is one.
+    `keep`, if there is one. Without `flush` nobody waits for the disk, and a power failure may leave neither.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -30,8 +32,9 @@ def write_atomically(path: Path, *pieces: bytes | memoryview, public: bool = Fal
         with open(part, "wb", opener=None if public else private) as file:
             for piece in pieces:
                 file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
+            if flush:
+                file.flush()
+                os.fsync(file.fileno())
         if keep is not None and path.exists():
             _link(path, keep)
         os.replace(part, path)
@@ -39,7 +42,8 @@ def write_atomically(path: Path, *pieces: bytes | memoryview, public: bool = Fal
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise CheckpointError(f"cannot write {path}: {error}. The previous file is unchanged.") from error
-    sync_folder(path.parent)
+    if flush:
+        sync_folder(path.parent)
 
 
 def _link(path: Path, second: Path) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from efvfl.config import run_file
 from efvfl.config.run_file import DataConfig, OwnData, RunConfig
 from efvfl.data.tables.encode import Encoder, TableSettings
-from efvfl.data.tables.inspect import command
+from efvfl.data.tables.inspect import inspect_file, show_inspection
 from efvfl.data.tables.load import Table, open_new
 from efvfl.data.tables.table import as_frame, read
 from efvfl.data.tables.values import moments, numbers_of
@@ -235,7 +235,7 @@ def test_inspect_shows_what_was_assumed(tmp_path: Path) -> None:
     path = tmp_path / "shop.csv"
     path.write_text(f'id,debt,day,ratio,n\n{rows}1,"7,5",1/2/2024,1.125,often\n', encoding="utf-8")
     console = Console(file=io.StringIO(), width=300)
-    command(path, "id", "", console)
+    show_inspection(inspect_file(path, "id", ""), console)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "number as 1.234,5" in text
@@ -303,7 +303,7 @@ def test_names_that_end_in_a_number_are_no_amounts() -> None:
 def test_inspect_shows_the_currency(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('fee,x\n"$1,200",1\n$3.50,2\n', encoding="utf-8")
     out = io.StringIO()
-    command(tmp_path / "a.csv", "", "", Console(file=out, width=200))
+    show_inspection(inspect_file(tmp_path / "a.csv", "", ""), Console(file=out, width=200))
     assert "number as 1,234.5 $" in out.getvalue()
 
 

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from efvfl.data.tables.encode import TableSettings
-from efvfl.data.tables.inspect import Finding, command, inspect
+from efvfl.data.tables.inspect import Finding, inspect, inspect_file, show_inspection
 from efvfl.errors import ConfigError, DataError
 
 ROWS = 100
@@ -115,7 +115,7 @@ def test_a_range_or_the_most_common_values_are_shown(values: list[object], kind:
 
 def printed(path: Path, id: str, label: str) -> str:
     console = Console(file=io.StringIO(), width=200)
-    command(path, id, label, console)
+    show_inspection(inspect_file(path, id, label), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

@@ -18,7 +18,7 @@ from efvfl.config import run_file
 from efvfl.config.run_file import RunConfig
 from efvfl.data.participation import Participation
 from efvfl.data.tables.id_hints import better_format, own_format
-from efvfl.data.tables.inspect import compare_ids
+from efvfl.data.tables.inspect import compare_ids, show_ids
 from efvfl.errors import ConfigError, DataError
 from efvfl.network.align.aligned_rows import Aligned
 from efvfl.network.align.alignments import Alignments
@@ -134,12 +134,12 @@ def test_what_a_format_would_do_to_ones_own_ids() -> None:
 def test_two_tables_are_compared_before_any_training(tmp_path: Path) -> None:
     write(tmp_path)
     console = Console(file=io.StringIO(), width=200)
-    compare_ids({tmp_path / "bank.csv": "person", tmp_path / "shop.parquet": "who"}, console)
+    show_ids(compare_ids({tmp_path / "bank.csv": "person", tmp_path / "shop.parquet": "who"}), console)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "bank.csv: 10 of 41 ids are in both tables." in text
     assert HINT in text
     with pytest.raises(ConfigError, match="--against needs --id"):
-        compare_ids({tmp_path / "bank.csv": ""}, console)
+        compare_ids({tmp_path / "bank.csv": ""})
     both = ["inspect", str(tmp_path / "bank.csv"), "--against", str(tmp_path / "shop.parquet")]
     assert main([*both, "--id", "person", "--against-id", "who"]) == 0

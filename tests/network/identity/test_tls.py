@@ -403,7 +403,7 @@ server.stop(None).wait()
 """
 
 
-def test_tls_13_only_and_reasons_on_stderr(ready: Path) -> None:
+def test_tls_13_only_and_no_line_of_the_library_on_stderr(ready: Path) -> None:
     words = [sys.executable, "-c", SERVER, str(ready / "certs")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None
@@ -426,9 +426,7 @@ def test_tls_13_only_and_reasons_on_stderr(ready: Path) -> None:
         _, errors = process.communicate(b"", timeout=SECONDS)
     text = errors.decode()
     assert process.returncode == 0
-    assert len(re.findall("(?i)handshake failed", text)) >= 4
-    assert "certificate has expired" in text
-    assert re.search("(?i)not_return_a_certificate|no certificate", text)
+    assert not re.search(r"(?i)ssl_|\.cc:", text)  # `failed_handshakes` and the other end say why
 
 
 # No TLS at all.

@@ -143,8 +143,8 @@ def test_which_connections_are_closed() -> None:
     ],
 )
 def test_what_grpc_calls_a_peer(peer: str, address: tuple[str, int]) -> None:
-    assert connection_guard._parsed(peer) == address
-    assert connection_guard._peer(("::ffff:192.0.2.1", 7, 0, 0)) == ("192.0.2.1", 7)
+    assert connection_guard.parsed_peer(peer) == address
+    assert connection_guard.peer_of(("::ffff:192.0.2.1", 7, 0, 0)) == ("192.0.2.1", 7)
 
 
 # Files that cannot be opened any more.

@@ -3,11 +3,13 @@
 import logging
 
 import pytest
+from rich.console import Console
+from rich.logging import RichHandler
 
 from efvfl.cli import run
 from efvfl.cli.main import main
 from efvfl.errors import DataError
-from efvfl.network.ops.terminal_log import log_handler
+from efvfl.network.ops.terminal_log import LogForm, log_handler
 
 TRICK = "\x1b]0;renamed\x07\x1b[2Jall is well\r"
 
@@ -17,9 +19,15 @@ TRICK = "\x1b]0;renamed\x07\x1b[2Jall is well\r"
     tries="puts escape sequences into texts that the other side logs, such as a refusal",
     outcome="control characters are replaced in every log line",
 )
-@pytest.mark.parametrize("live", [True, False])
-def test_log_lines_have_no_control_characters(live: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    handler = log_handler(live)
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("form", ["auto", "plain", "json"])
+def test_log_lines_have_no_control_characters(
+    form: LogForm, terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")  # without colours of our own
+    monkeypatch.setattr(Console, "is_terminal", terminal)
+    handler = log_handler(form)
+    assert isinstance(handler, RichHandler) == (terminal and form == "auto")
     handler.handle(logging.LogRecord("efvfl", logging.WARNING, "", 0, "%s is gone: %s", ("north", TRICK), None))
     shown = capsys.readouterr().err
     assert "north is gone" in shown

@@ -24,6 +24,7 @@ from cryptography import x509
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import Network, process_of
+from prometheus_client.parser import text_string_to_metric_families
 from services import AWAY, BRIEF, NAMES, PATIENTLY, TOKEN, Running, Trained, check, error
 from warm_processes import PATIENT, Process
 
@@ -569,13 +570,15 @@ def test_sigterm_answers_open_requests_and_ends(trained: Trained, tmp_path: Path
         "json",
         "--timeout",
         "300",
+        "--metrics",
+        "0",
     ]
     process = Process(tmp_path, *words)
     parties = {name: networks.member(networks.ready(trained.config, name), tmp_path / name) for name in NAMES}
     loops: list[Dialler] = []
     threads = ThreadPoolExecutor()
     try:
-        ports = {key: process.port(key) for key in ("port", "service")}
+        ports = {key: process.port(key) for key in ("metrics", "port", "service")}
 
         def join(name: str) -> None:
             identity = certificates.load(trained.folder / "certs", name)
@@ -594,6 +597,12 @@ def test_sigterm_answers_open_requests_and_ends(trained: Trained, tmp_path: Path
             while sum(client.get("/health").json()["parties"].values()) < len(NAMES) - 1:
                 assert time.monotonic() < ends
                 time.sleep(0.02)
+            assert client.post("/predict", headers={"Authorization": "Bearer guessed"}).status_code == 401
+            text = httpx.get(f"http://127.0.0.1:{ports['metrics']}/metrics", trust_env=False).text
+            found = {s.name: s for family in text_string_to_metric_families(text) for s in family.samples}
+            assert found["efvfl_requests_total"].labels == {"status": "401"}
+            assert found["efvfl_requests_total"].value == found["efvfl_request_seconds_count"].value == 1
+            assert "efvfl_missing_seconds" in found
             answer = threads.submit(client.post, "/predict", json={"ids": ["test:0"]})
             while not any(line.kind == "ask" for line in audit_log.read(tmp_path / "server")):
                 assert time.monotonic() < ends

@@ -482,6 +482,9 @@ def test_a_checkpoint_of_other_settings_or_rows_is_refused(
     run = small(rows)
     with Network(run, tmp_path) as network:
         first = network.run()
+    deeper = small(rows, party=[{"name": "left", "model": {"hidden": [7], "width": 4}}])
+    with pytest.raises(CheckpointError, match=r"left/checkpoint.* \(model.hidden: \[\] then, \[7\] now\)"):
+        member(ready(deeper, "left"), tmp_path / "left")
     other = small(rows, **changes)
     with pytest.raises(CheckpointError, match=rf"left/checkpoint.* other settings or rows \({what}"):
         member(ready(other, "left"), tmp_path / "left")

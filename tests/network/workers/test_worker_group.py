@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchrun_command
 import worker_scenes
 from meetings import same
 from networks import TIMEOUTS, WAITING, process_of
@@ -198,7 +199,7 @@ class Torchrun:
         self.folder = folder
         launch = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", str(restarts))
         self.process = subprocess.Popen(
-            [sys.executable, *launch, "--master-port", str(free_port()), worker_scenes.__file__, *words],
+            [sys.executable, *launch, "--master-port", str(free_port()), torchrun_command.__file__, *words],
             cwd=folder,
             env=os.environ | {"OMP_NUM_THREADS": "1", "CREW_FOLDER": str(folder)},
             stdout=subprocess.PIPE,

@@ -32,7 +32,7 @@ from efvfl.network.links.connections import Hooks, ServerTimeouts
 from efvfl.network.links.dialling import Dialler, PartyTimeouts
 from efvfl.network.ops.audit_log import AuditLog
 from efvfl.network.ops.session import SessionOptions, stop_on_signal, tick
-from efvfl.network.ops.status import Mode, StatusLine
+from efvfl.network.ops.status import Mode, StatusLine, say
 from efvfl.network.training import beginning
 
 log = logging.getLogger("efvfl")
@@ -94,7 +94,8 @@ def follow(options: SessionOptions, name: str, config: RunConfig, console: Conso
         setup.make_dial(options.address_of(config), credentials, FRAME, audit),
         PartyTimeouts(server=config.network.absent_seconds),
         on_frame=audit.record,
-        on_tick=partial(tick, progress, audit),
+        on_tick=partial(tick, (progress,), audit),
+        explain=setup.make_explain(options.address_of(config), credentials),
     )
     _describe_tables(progress, local, config)
     with _restartable(), stop_on_signal(dialler.stopping):
@@ -115,7 +116,7 @@ def lead(options: SessionOptions, config: RunConfig, console: Console, stack: Ex
     setup.lock(folder, stack)
     audit = setup.open_audit_log(folder, stack)
     timeouts = ServerTimeouts(absent=config.network.absent_seconds, silent=config.network.silent_seconds)
-    hooks = Hooks(audit.record, lambda: tick(progress, audit))
+    hooks = Hooks(audit.record, lambda: tick((progress,), audit))
     server = AlignmentServer(config, local.ids, local.labels, folder, timeouts, hooks)
     requests = server.requests
 
@@ -266,7 +267,7 @@ class ProgressDisplay:
     def say(self, text: str, **more: Any) -> None:
         """Show an event."""
         if self.mode == "live":
-            self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+            say(self.console, text, **more)
         else:
             self._lines.say(text, **more)
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from efvfl.cli.sessions import setup
 from efvfl.config.run_file import RunConfig
+from efvfl.core.plan import Plan
 from efvfl.errors import ConfigError, ProtocolError, nearest
 from efvfl.network import handshake
 from efvfl.network.links.dialling import Dialler, PartyTimeouts
@@ -20,6 +21,11 @@ from efvfl.network.training.autosave import CheckpointPolicy
 from efvfl.network.training.party_process import PartyProcess
 from efvfl.network.workers import worker_group
 from efvfl.network.workers.group_model import workers_of
+from efvfl.runs.model_notes import ModelNotes, local_note
+from efvfl.runs.run_folder import RunSettings
+from efvfl.runs.status_file import StatusFile
+from efvfl.runs.svfl_bytes import bytes_beside
+from efvfl.runs.true_settings import true_settings
 
 
 def join(options: SessionOptions, name: str, config: RunConfig, console: Console, stack: ExitStack) -> None:
@@ -40,6 +46,7 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
     setup.warn_without_private_seed(config, name)
     plan = build.make_plan(config, data, folder)
     party = build.build_party(config, plan, data, name)
+    ModelNotes({name: local_note(config, name, data.columns["train"])}).save(folder)
     if workers := workers_of(party):
         stack.push(workers.leave)
     process = PartyProcess(
@@ -49,6 +56,7 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
         questions.QuestionHandler(party, data, limits.train_rows),
         limits,
         CheckpointPolicy(network),
+        handshake.own_model(config, name),
     )
     stack.callback(process.message_log.close)
     audit = setup.open_audit_log(folder, stack)
@@ -67,16 +75,38 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
 
     status = StatusLine(options.status, console, state)
     stack.callback(status.close)
+    metrics = setup.open_metrics(options, state, status, stack)
+    file = StatusFile(folder, "join", name, lambda: _watched(config, process, plan, state()))
+    file.watch()
+    stack.push(file.leave)
     limit = build.frame_limit(plan, party.label_mode.fusion_size)
     dialler = Dialler(
         process,
         setup.make_dial(options.address_of(config), credentials, limit, audit),
         PartyTimeouts(server=network.absent_seconds),
         on_frame=audit.record,
-        on_tick=partial(tick, status, audit, workers),
+        on_tick=partial(tick, [show for show in (status, file, metrics) if show], audit, workers),
+        explain=setup.make_explain(options.address_of(config), credentials),
     )
     with stop_on_signal(dialler.stopping):
         dialler.run()
     if process.diverged:
         raise ProtocolError(handshake.diverged([name]))
     status.say(f"Done after {party.step:,} steps. What left the building: efvfl audit {folder}")
+
+
+def _watched(config: RunConfig, process: PartyProcess, plan: Plan, state: dict[str, Any]) -> dict[str, Any]:
+    """Return what a dashboard shows of a party: its own side, for nobody tells it more."""
+    party, limits = process.party, process.limits
+    rows = {"train": plan.batches.samples, **plan.held_out}
+    widths = dict(zip(plan.names, plan.widths, strict=True))
+    settings = RunSettings(true_settings(config, rows, network=True), widths, rows, party.label_mode.fusion_size)
+    return {
+        **state,
+        "seconds": {key: state[key] for key in ("compute", "codec", "waiting")},
+        "steps": plan.batches.per_epoch * config.epochs,
+        "epochs": config.epochs,
+        **bytes_beside(settings, process.ledger, party.step),
+        "limits": {"bytes": limits.bytes, "steps": limits.steps, "rows": process.rows_allowed},
+        "used": {"bytes": process.ledger.total("up"), "steps": party.step, "rows": process.rows_given.value},
+    }

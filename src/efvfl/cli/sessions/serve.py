@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from torch import Tensor
@@ -31,10 +31,19 @@ from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.server_process import ServerProcess
 from efvfl.network.workers import worker_group
 from efvfl.runs import metrics
-from efvfl.runs.run_folder import load_outputs
+from efvfl.runs.alone import OwnRows, train_alone
+from efvfl.runs.model_notes import ModelNotes, head_note, local_note
+from efvfl.runs.run_folder import ALONE, load_outputs, load_settings, save_outputs
+from efvfl.runs.status_file import StatusFile
+from efvfl.runs.svfl_bytes import bytes_beside
+from efvfl.runs.trackers import Tracker, open_trackers
 from efvfl.training.stopping import ending
 from efvfl.util.extras import optional
 from efvfl.util.files import write_atomically
+from efvfl.util.finish_request import finish_on_signal
+
+if TYPE_CHECKING:
+    from efvfl.network.ops.metrics import MetricsEndpoint
 
 log = logging.getLogger("efvfl")
 
@@ -73,8 +82,18 @@ class PredictionFile:
         return [data.spelling.get(i, i) for i in ids] if self.split else ids
 
 
-def train(options: SessionOptions, config: RunConfig, console: Console, stack: ExitStack) -> None:
-    """Train with the parties that join; what is opened is closed with the stack."""
+def train(
+    options: SessionOptions,
+    config: RunConfig,
+    console: Console,
+    stack: ExitStack,
+    alone: bool = False,
+    trackers: Sequence[Tracker] = (),
+) -> None:
+    """Train with the parties that join; what is opened is closed with the stack.
+
+    `alone`: when they are told that it is over, train the own columns alone, for the report to compare with.
+    """
     if not config.label_holder:
         worker_group.refuse("serve")
     if not worker_group.rank():
@@ -86,9 +105,29 @@ def train(options: SessionOptions, config: RunConfig, console: Console, stack: E
     session = _open(options, config, data, console, stack)
     session.listen(options, stack)
     process = session.process
-    with stop_on_signal(process.requests.stopping):
+    process.driver.callbacks = open_trackers(trackers, process.folder, asdict(config), stack)
+    with stop_on_signal(process.requests.stopping), finish_on_signal(process.folder):
         _train(process, session.status)
         _finish(process)
+        if alone and config.label_holder:
+            _train_alone(process)
+
+
+def _train_alone(process: ServerProcess) -> None:
+    """Leave what the label holder reaches without the others, unless that is there already or it is stopped."""
+    data, config, folder = process.data, process.config, process.folder
+    if (folder / ALONE).exists() or process.requests.stopping.is_set():
+        return
+    splits = [split for split in ("train", "validation", "test") if split in data.labels]
+    rows = OwnRows(
+        {split: data.columns[split] for split in splits},
+        {split: data.targets(split) for split in splits},
+        data.ids,
+        data.classes,
+        data.encoder,
+    )
+    if outputs := train_alone(config, rows, process.requests.stopping.is_set):
+        save_outputs(folder, outputs, ALONE)
 
 
 def predict(
@@ -147,7 +186,7 @@ def serve_predictions(
     session = _open(options, config, _load_data(options, config), console, stack, trained=True)
     endpoint = service.prepare(wanted, session.process.folder, stack)
     session.listen(options, stack)
-    service.run(endpoint, session.process, session.status)
+    service.run(endpoint, session.process, session.status, session.metrics)
 
 
 def write_predictions(
@@ -178,6 +217,7 @@ class _Session:
     audit: AuditLog
     status: StatusLine
     credentials: Credentials | None
+    metrics: MetricsEndpoint | None
 
     def listen(self, options: SessionOptions, stack: ExitStack) -> None:
         """Open the port for the parties."""
@@ -210,8 +250,18 @@ def _open(
     timeouts = ServerTimeouts(absent=network.absent_seconds, stale=network.stale_seconds, silent=network.silent_seconds)
     status = StatusLine(options.status, console, lambda: _state(process, audit))
     stack.callback(status.close)
-    hooks = Hooks(audit.record, lambda: tick(status, audit, process.workers))
+    metrics = setup.open_metrics(options, lambda: _state(process, audit), status, stack)
+    file = StatusFile(folder, "serve", certificates.SERVER, lambda: _watched(process, audit))
+    shows: list[Callable[[], None]] = [status] if trained else [status, file]  # what training left is not about this
+    shows += [metrics] if metrics else []
+    hooks = Hooks(audit.record, lambda: tick(shows, audit, process.workers))
     process = ServerProcess(config, data, folder, timeouts, hooks)
+    here = config.label_holder
+    own = {here: local_note(config, here, data.columns["train"])} if here else {}
+    ModelNotes(own, head_note(config, process.widths, data.classes, data.class_names)).save(folder)
+    if not trained:
+        file.watch()
+        stack.push(file.leave)
     if process.workers:
         stack.push(process.workers.leave)
     stack.callback(process.message_log.close)
@@ -219,7 +269,7 @@ def _open(
         process.requests.told.clear()  # parties that take part now must be told when this is over, too
         if not process.finished:
             raise ConfigError(f"training in {folder} is not finished: run `efvfl serve {options.file}` first.")
-    return _Session(process, audit, status, credentials)
+    return _Session(process, audit, status, credentials, metrics)
 
 
 def _state(process: ServerProcess, audit: AuditLog) -> dict[str, Any]:
@@ -236,7 +286,19 @@ def _state(process: ServerProcess, audit: AuditLog) -> dict[str, Any]:
         "codec": codec,
         "waiting": process.requests.waited,
         "missing": process.requests.presence.missing_for(),
+        "parties": list(process.requests.names),
+        "epoch": process.driver.epoch,
+        "scores": process.scores,
     }
+
+
+def _watched(process: ServerProcess, audit: AuditLog) -> dict[str, Any]:
+    """Return what a dashboard shows of the label holder."""
+    state, missing = _state(process, audit), process.requests.presence.missing_for()
+    seconds = {key: state.pop(key) for key in ("compute", "codec", "waiting")}
+    here = [name for name in process.data.names if name not in missing]
+    sent = bytes_beside(load_settings(process.folder), process.ledger, process.server.step_number)
+    return state | {"seconds": seconds, "here": here, "epochs": process.config.epochs} | sent
 
 
 def _train(process: ServerProcess, status: StatusLine) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -16,18 +18,24 @@ from efvfl.network.identity.renewal import Renewal
 from efvfl.network.links.dialling import Dial
 from efvfl.network.links.grpc import dial, listen, port_of
 from efvfl.network.links.requests import Requests
-from efvfl.network.ops import private_seed
+from efvfl.network.links.tls_probe import connect, probe
+from efvfl.network.ops import private_seed, terminal_log
 from efvfl.network.ops.audit_log import AuditLog
 from efvfl.network.ops.lock import Lock
 from efvfl.network.ops.open_files import raise_limit
 from efvfl.network.ops.session import SessionOptions, handle_signals
-from efvfl.network.ops.terminal_log import log_handler
+from efvfl.network.ops.status import StatusLine
 from efvfl.network.training import beginning, build, trained_folder
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.workers import worker_group
 from efvfl.runs.trained import TrainedRun
 
+if TYPE_CHECKING:
+    from efvfl.network.ops.metrics import MetricsEndpoint
+
 log = logging.getLogger("efvfl")
+
+PROBE = 3.0  # seconds for a look at why a server cannot be reached
 
 
 def start(
@@ -46,7 +54,7 @@ def start(
     if device:
         config = run_file.on_device(config, device)
     user_code.look_in(options.file.parent)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[log_handler(options.status == "live")])
+    terminal_log.start(options.log, options.status == "live")
     if config.threads:
         torch.set_num_threads(config.threads)
     return config
@@ -74,11 +82,32 @@ def open_audit_log(folder: Path, stack: ExitStack) -> AuditLog:
     return audit
 
 
+def open_metrics(
+    options: SessionOptions, state: Callable[[], dict[str, Any]], status: StatusLine, stack: ExitStack
+) -> MetricsEndpoint | None:
+    """Tell Prometheus what `state` returns, if the options say so; the port is closed with the stack."""
+    if not options.metrics:
+        return None
+    from efvfl.network.ops.metrics import MetricsEndpoint  # late: it needs an extra
+
+    endpoint = MetricsEndpoint(options.metrics, state)
+    stack.callback(endpoint.close)
+    status.say(f"Metrics at {endpoint.url}", metrics=endpoint.port)
+    return endpoint
+
+
 def make_dial(address: str, credentials: Credentials | None, limit: int, audit: AuditLog) -> Dial:
     """Return what connects to the server, with the certificate of that day; the audit log counts its bytes."""
     audit.watch(port_of(address))
     renewal = Renewal(credentials) if credentials else None
     return lambda: dial(address, renewal.current() if renewal else None, limit, audit.count)
+
+
+def make_explain(address: str, credentials: Credentials | None) -> Callable[[], None]:
+    """Return what finds out why there is no connection to the server, and raises it."""
+    if credentials is None:
+        return lambda: connect(address, PROBE)[0].close()
+    return partial(probe, address, credentials, PROBE)
 
 
 def open_port(

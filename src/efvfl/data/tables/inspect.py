@@ -80,19 +80,45 @@ def show(console: Console, findings: Sequence[Finding]) -> None:
             console.print(Text(f"{found.column}: {warning}", style="yellow"))
 
 
-def command(path: Path, id: str, label: str, console: Console) -> None:
-    """Inspect a file and print the findings: `efvfl inspect FILE --id COLUMN --label COLUMN`."""
+@dataclass(frozen=True)
+class Inspection:
+    """What was found in a file."""
+
+    file: str
+    rows: int
+    columns: list[Finding]
+    ids: str  # what was found about them; empty: no column of ids was named
+
+
+@dataclass(frozen=True)
+class SharedIds:
+    """How many ids two tables share."""
+
+    shared: int
+    tables: dict[str, int]  # how many ids each has
+    hint: str  # another format that would match more; empty: none does
+
+
+def inspect_file(path: Path, id: str, label: str) -> Inspection:
+    """Return the findings about a file."""
     texts = (id,) if id else ()
     frame = read(path, texts, label=label)
-    console.print(Text(f"{path}: {frame.height:,} rows, {frame.width:,} columns."))
-    if id:
-        console.print(Text(read_ids(frame[id], ("strip",), "first", str(path)).report.text()))
+    ids = read_ids(frame[id], ("strip",), "first", str(path)).report.text() if id else ""
     settings = TableSettings(id=id, label=label, typed=has_types(path))
-    show(console, inspect(frame, settings, None if settings.typed else read(path, texts, raw=frame.columns)))
+    found = inspect(frame, settings, None if settings.typed else read(path, texts, raw=frame.columns))
+    return Inspection(str(path), frame.height, found, ids)
 
 
-def compare_ids(columns: Mapping[Path, str], console: Console) -> None:
-    """Print how many ids two tables share, and whether another format would match more; `columns` are those of ids."""
+def show_inspection(found: Inspection, console: Console) -> None:
+    """Print the findings about a file."""
+    console.print(Text(f"{found.file}: {found.rows:,} rows, {len(found.columns):,} columns."))
+    if found.ids:
+        console.print(Text(found.ids))
+    show(console, found.columns)
+
+
+def compare_ids(columns: Mapping[Path, str]) -> SharedIds:
+    """Return how many ids two tables share, and whether another format would match more; `columns` are those of ids."""
     forms = ("strip",)
     if not all(columns.values()):
         raise ConfigError("--against needs --id, the column of ids: name it.")
@@ -102,11 +128,16 @@ def compare_ids(columns: Mapping[Path, str], console: Console) -> None:
         ids = read_ids(values, forms, "first", str(path))
         found[str(path)], written[str(path)] = set(ids.ids), values.gather(ids.rows)
     shared = len(set.intersection(*found.values()))
-    for where, known in found.items():
-        console.print(Text(f"{where}: {shared:,} of {len(known):,} ids are in both tables."))
     hint = better_format(written, forms, shared)
-    if hint:
-        console.print(Text(hint, style="yellow"))
+    return SharedIds(shared, {where: len(known) for where, known in found.items()}, hint or "")
+
+
+def show_ids(found: SharedIds, console: Console) -> None:
+    """Print how many ids two tables share."""
+    for where, count in found.tables.items():
+        console.print(Text(f"{where}: {found.shared:,} of {count:,} ids are in both tables."))
+    if found.hint:
+        console.print(Text(found.hint, style="yellow"))
 
 
 def _finding(values: polars.Series, settings: TableSettings, chosen: bool, label: polars.Series | None) -> Finding:

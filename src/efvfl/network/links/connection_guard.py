@@ -60,18 +60,18 @@ class ConnectionGuard:
     def opened(self, peer: str) -> None:
         """Note that a connection has a stream; `peer` is what gRPC calls it."""
         with self._lock:
-            self._streams[_parsed(peer)] += 1
+            self._streams[parsed_peer(peer)] += 1
 
     def closed(self, peer: str) -> None:
         """Note that a stream of a connection has ended."""
         with self._lock:
-            self._streams[_parsed(peer)] -= 1
+            self._streams[parsed_peer(peer)] -= 1
             self._streams += Counter()  # without those that have none left
 
     def look(self) -> int:
         """Close the oldest unused connections that are too many; return how many."""
         with contextlib.suppress(OSError):  # no file can be opened now: gRPC's total bounds for how long
-            here = [_peer(own.there) for own in own_sockets(self.port) if own.here[1] == self.port]
+            here = [peer_of(own.there) for own in own_sockets(self.port) if own.here[1] == self.port]
             known = set(here)
             self._order = dict.fromkeys((*(p for p in self._order if p in known), *here))
             if condemned := self._condemned():
@@ -93,7 +93,7 @@ class ConnectionGuard:
     def _close(self, condemned: set[Peer]) -> int:
         count = 0
         for own in own_sockets(self.port):
-            if own.here[1] == self.port and _peer(own.there) in condemned:
+            if own.here[1] == self.port and peer_of(own.there) in condemned:
                 with contextlib.suppress(OSError):  # closed meanwhile
                     own.socket.shutdown(socket.SHUT_RDWR)  # gRPC closes it then
                     count += 1
@@ -109,13 +109,14 @@ class ConnectionGuard:
         return count
 
 
-def _parsed(peer: str) -> Peer:
+def parsed_peer(peer: str) -> Peer:
     """Return host and port of what gRPC calls 'ipv4:192.0.2.1:40000' or 'ipv6:%5B2001:db8::1%5D:40000'."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     return _plain(host.strip("[]")), int(port) if port.isdecimal() else 0
 
 
-def _peer(address: Any) -> Peer:
+def peer_of(address: Any) -> Peer:
+    """Return host and port of a socket's address."""
     return _plain(str(address[0])), int(address[1])
 
 

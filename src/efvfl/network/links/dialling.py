@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 
 from efvfl.errors import (
     AbsentError,
+    ConfigError,
     EfvflError,
     Interrupted,
     LinkError,
@@ -20,6 +21,7 @@ from efvfl.errors import (
     printable,
 )
 from efvfl.network.links.frame import Frame, FrameKind, json_frame
+from efvfl.network.links.tls_probe import LineError
 from efvfl.network.links.wire import Wire
 
 log = logging.getLogger("efvfl")
@@ -39,6 +41,7 @@ class PartyTimeouts:
     tick: float = 0.2  # between two looks at the clock
     first: float = 0.05  # before dialling again; doubled every time
     longest: float = 2.0
+    explain: float = 10.0  # between two looks at why there is no connection
 
 
 class FrameHandler(Protocol):
@@ -71,8 +74,12 @@ class Dialler:
         timeouts: PartyTimeouts | None = None,
         on_frame: OnFrame | None = None,
         on_tick: Callable[[], None] | None = None,
+        explain: Callable[[], None] | None = None,
     ) -> None:
-        """Respond on whatever wire `dial` returns; `on_frame` is called for every frame, `on_tick` while waiting."""
+        """Respond on whatever wire `dial` returns; `on_frame` is called for every frame, `on_tick` while waiting.
+
+        `explain` raises a LineError that says why no connection comes about.
+        """
         self.handler = handler
         self.dial = dial
         self.timeouts = timeouts or PartyTimeouts()
@@ -81,7 +88,12 @@ class Dialler:
         self.stopping = threading.Event()
         self.connected = False
         self.waited = 0.0  # seconds spent waiting for the server
+        self.explain = explain or (lambda: None)
         self._last_error = ""
+        self._explained = float("-inf")
+        self._found: LineError | None = None  # why, when it was last looked at
+        self._welcomed = False  # at least once: what was right before may become so again
+        self._hopeless = 0  # how often in turn the reason was one that dialling again does not mend
 
     def run(self) -> None:
         """Take part until the server sends STOP."""
@@ -91,15 +103,18 @@ class Dialler:
             try:
                 wire = self.dial()
                 self._handshake(wire)
-                pause, self.connected = self.timeouts.first, True
+                pause, self.connected, self._welcomed = self.timeouts.first, True, True
                 self._serve(wire)
                 return
-            except (LinkError, WireError, TimeoutError) as error:
+            except (LinkError, WireError, TimeoutError) as failure:
+                error = self._reason(failure, wire)
                 if self.connected:
                     lost, self.connected = time.monotonic(), False
                 if str(error) != self._last_error:  # logged once, not at every attempt
                     self._last_error = str(error)
-                    log.warning("no link to the server (%s); dialling again", error or "it does not answer")
+                    log.warning(
+                        "no link to the server (%s); dialling again", str(error).rstrip(".") or "it does not answer"
+                    )
                 if time.monotonic() - lost > self.timeouts.server:
                     self.handler.save()
                     raise AbsentError(
@@ -111,6 +126,30 @@ class Dialler:
                     wire.close()
             self._pause(pause)
             pause = min(2 * pause, self.timeouts.longest)
+
+    def _reason(self, failure: Exception, wire: Wire | None) -> Exception:
+        """Return why there is no connection, if that can be found out; raise it if certificates must change first.
+
+        Once is not enough to give up: a server that is about to stop looks like one that refuses us.
+        """
+        now = time.monotonic()
+        if wire is not None and wire.connected:
+            return failure
+        if now - self._explained < self.timeouts.explain:
+            return self._found or failure
+        try:
+            self._found = None
+            self.explain()
+        except LineError as found:
+            self._found = found
+            self._hopeless = self._hopeless + 1 if found.final else 0
+            if self._hopeless > 1 and not self._welcomed:
+                self.handler.save()
+                raise ConfigError(f"no link to the server: {found}") from failure
+            self._explained = now - (self.timeouts.explain - 1.0 if found.final else 0.0)
+            return found
+        self._explained = now
+        return failure
 
     def _pause(self, seconds: float) -> None:
         self._look()

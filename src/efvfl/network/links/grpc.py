@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -20,10 +21,13 @@ from efvfl.network.identity.certificates import SERVER, Credentials, peer_certif
 from efvfl.network.identity.deny_list import DenyList
 from efvfl.network.identity.renewal import Renewal
 from efvfl.network.links.connection_guard import PERIOD, ConnectionGuard, ConnectionLimits
+from efvfl.network.links.failed_handshakes import FailedHandshakes
 from efvfl.network.links.frame import MAX_JSON, PIECE, Assembler, FrameKind, json_frame, pieces
 from efvfl.network.links.wire import Wire
 from efvfl.util.extras import optional
 
+# Its log is lines of C++ on stderr; what matters of it is said by failed_handshakes.py and tls_probe.py.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 with optional("network", "a federation over a network"):
     import grpc
 
@@ -181,6 +185,7 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.denied = denied
         self.open: dict[grpc.ServicerContext, str] = {}  # streams, and the fingerprints of their certificates
         self.guard: ConnectionGuard | None = None  # there is one as soon as the port is known
+        self.handshakes = FailedHandshakes()
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         return grpc.stream_stream_rpc_method_handler(self._link) if details.method == METHOD else None
@@ -189,6 +194,7 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         name = peer_name(context.auth_context()) if self.secure else None
         if self.secure and name is None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "a certificate of this federation is needed.")
+        self.handshakes.opened(context.peer())
         if self.secure and self.denied:
             shown = fingerprints.of_certificate(peer_certificate(context.auth_context()))
             if self.denied.has(shown):
@@ -209,6 +215,7 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def look(self) -> None:
         """Look after the connections: cut those of strangers that linger, and of certificates that are denied now."""
+        self.handshakes.look()
         if self.guard:
             self.guard.look()
         for context, fingerprint in list(self.open.items()):
@@ -241,25 +248,27 @@ def listen(
             refuse_plaintext_beyond_loopback(address)
             port = server.add_insecure_port(address)
         else:
-            port = server.add_secure_port(address, _server_secret(credentials))
+            secret = _server_secret(credentials, service.handshakes.began)
+            port = server.add_secure_port(address, secret)
     except RuntimeError as error:
         raise ConfigError(
             f"cannot listen on {address} ({error}): is another server running, or is the port not ours?"
         ) from error
-    service.guard = ConnectionGuard(port, limits)
+    service.guard, service.handshakes.port = ConnectionGuard(port, limits), port
     server.start()
     threading.Thread(target=_watch, args=(server, service), daemon=True, name="efvfl-guard").start()
     return server, port
 
 
-def _server_secret(credentials: Credentials) -> grpc.ServerCredentials:
-    """Return what gRPC asks for the server's certificate, at every handshake."""
+def _server_secret(credentials: Credentials, began: Callable[[], None]) -> grpc.ServerCredentials:
+    """Return what gRPC asks for the server's certificate, at the beginning of every handshake."""
     renewal, used = Renewal(credentials), [credentials]
 
     def configuration(found: Credentials) -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], found.ca)
 
     def latest() -> grpc.ServerCertificateConfiguration | None:
+        began()
         found = renewal.current()
         if found == used[0]:
             return None  # as before

@@ -22,6 +22,7 @@ from efvfl.wire.message import Kind
 from efvfl.wire.packet import Reader, number
 
 FILE = "ledger.jsonl"
+DIRECTIONS = ("out", "in")
 INTERVAL = 1.0  # seconds between two counts of socket bytes: what a connection carries after the last is not counted
 
 CONTENTS = {
@@ -188,26 +189,58 @@ def contents(lines: list[AuditLine]) -> str:
     return "\n".join(f"  {kind}: {CONTENTS.get(kind, '?')}" for kind in kinds)
 
 
+@dataclass(frozen=True)
+class AuditTotals:
+    """What was sent and received, added up."""
+
+    kinds: dict[tuple[str, str], list[int]]  # by direction and kind: frames, payload bytes, framed bytes
+    sockets: dict[str, int]  # by direction; empty: not counted
+
+    @classmethod
+    def of(cls, lines: list[AuditLine]) -> AuditTotals:
+        """Add up the lines of a participant."""
+        kinds: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+        sockets: dict[str, int] = defaultdict(int)
+        for line in lines:
+            if line.socket:
+                sockets[line.direction] += line.socket
+                continue
+            entry = kinds[line.direction, line.kind]
+            entry[0] += 1
+            entry[1] += line.payload
+            entry[2] += line.frame
+        return cls(kinds, sockets)
+
+    def rows(self, direction: str) -> list[tuple[str, list[int]]]:
+        """Return the kinds of a direction in their order, and their sums."""
+        return sorted((kind, entry) for (d, kind), entry in self.kinds.items() if d == direction)
+
+
 def table(name: str, lines: list[AuditLine]) -> Table:
     """Return a table of totals by direction and kind."""
-    sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
-    sockets: dict[str, int] = defaultdict(int)
-    for line in lines:
-        if line.socket:
-            sockets[line.direction] += line.socket
-            continue
-        entry = sums[line.direction, line.kind]
-        entry[0] += 1
-        entry[1] += line.payload
-        entry[2] += line.frame
+    totals = AuditTotals.of(lines)
     out = Table(title=f"{name}: what was sent (out) and received (in)", title_justify="left")
     for heading in ("", "kind", "frames", "payload bytes", "framed bytes", "bytes on the socket"):
         out.add_column(heading, justify="right" if "bytes" in heading or heading == "frames" else "left")
-    for direction in ("out", "in"):
-        rows = sorted((kind, entry) for (d, kind), entry in sums.items() if d == direction)
+    for direction in DIRECTIONS:
+        rows = totals.rows(direction)
         for kind, (count, payload, frame) in rows:
             out.add_row(direction, kind, f"{count:,}", f"{payload:,}", f"{frame:,}")
         total = [sum(entry[i] for _, entry in rows) for i in range(3)]
-        on_socket = f"{sockets[direction]:,}" if sockets else "not counted"
+        on_socket = f"{totals.sockets[direction]:,}" if totals.sockets else "not counted"
         out.add_row(direction, "total", *(f"{n:,}" for n in total), on_socket, end_section=True, style="bold")
     return out
+
+
+def as_table(name: str, lines: list[AuditLine]) -> dict[str, Any]:
+    """Return the same totals for JSON, with what each kind contains."""
+    totals = AuditTotals.of(lines)
+    found: dict[str, Any] = {"participant": name}
+    for direction in DIRECTIONS:
+        kinds = {
+            kind: {"frames": frames, "payload_bytes": payload, "framed_bytes": framed, "contains": CONTENTS.get(kind)}
+            for kind, (frames, payload, framed) in totals.rows(direction)
+        }
+        on_socket = totals.sockets[direction] if totals.sockets else None
+        found[direction] = {"kinds": kinds, "socket_bytes": on_socket}
+    return found

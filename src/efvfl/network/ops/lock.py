@@ -48,3 +48,17 @@ class Lock:
     def release(self) -> None:
         """Release the lock."""
         self._file.close()
+
+
+def owner_of(folder: Path) -> int:
+    """Return the process that has a folder locked; 0: none has. A number that was left behind counts for nothing."""
+    try:
+        with open(folder / "lock", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                owner = file.read(20).strip()
+                return int(owner) if owner.isdecimal() else 0
+    except OSError:
+        return 0
+    return 0

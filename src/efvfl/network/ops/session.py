@@ -6,7 +6,7 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from efvfl.network.identity import certificates
 from efvfl.network.identity.deny_list import DenyList
 from efvfl.network.ops.audit_log import AuditLog
 from efvfl.network.ops.status import Mode
+from efvfl.network.ops.terminal_log import LogForm
 from efvfl.network.workers.worker_group import WorkerGroup
 
 log = logging.getLogger("efvfl")
@@ -34,6 +35,8 @@ class SessionOptions:
     certs: Path = Path("certs")
     insecure: bool = False  # no TLS
     status: Mode = "live"
+    log: LogForm = "auto"
+    metrics: str = ""  # where Prometheus asks, HOST:PORT; empty: nowhere
     start_from: Path | None = None  # this participant's folder of a trained run, to start from
     participant: Participant | None = None  # whose own file it is; None: one file for all
 
@@ -94,9 +97,10 @@ def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
             signal.signal(number, previous)
 
 
-def tick(show: Callable[[], None], audit: AuditLog, workers: WorkerGroup | None = None) -> None:
+def tick(shows: Iterable[Callable[[], None]], audit: AuditLog, workers: WorkerGroup | None = None) -> None:
     """Show the status, count socket bytes and send workers a sign of life; each does so only when it is due."""
-    show()
+    for show in shows:
+        show()
     audit.tick()
     if workers:
         workers.idle()

@@ -1,17 +1,20 @@
-"""The status of a participant: a live line for people, JSON lines for services, or nothing."""
+"""The status of a participant: a live line for people, lines of the log without a terminal, JSON lines, or nothing."""
 
 from __future__ import annotations
 
 import json
-import sys
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from rich.console import Console
 
+from efvfl.network.ops.terminal_log import events, fields
 from efvfl.runs.terminal import size
-from efvfl.training.record import finite_or_null
+from efvfl.training.record import Record, finite_or_null
+
+log = logging.getLogger("efvfl")
 
 Mode = Literal["live", "json", "quiet"]
 
@@ -43,19 +46,45 @@ class StatusLine:
         elif self._line:
             self._line.update(sentence(state))
         else:
-            print(sentence(state), file=sys.stderr, flush=True)
+            log.info("%s", sentence(state), extra=fields(**state))
 
     def say(self, text: str, **more: Any) -> None:
         """Show an event."""
         if self.mode == "json":
             print(json.dumps(finite_or_null({"time": round(time.time(), 3), "event": text, **more})), flush=True)
         elif self.mode == "live":
-            self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+            say(self.console, text, **more)
 
     def close(self) -> None:
         """Remove the live line."""
         if self._line:
             self._line.stop()
+
+
+def say(console: Console, text: str, **more: Any) -> None:
+    """Say something to whoever sits before a terminal; if nobody does, it is a line with its time."""
+    if console.is_terminal:
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+    else:
+        events.info("%s", text, extra=fields(**more))
+
+
+def log_records(records: Iterable[Record], epochs: int) -> Iterator[Record]:
+    """Yield the records of a run, each with a line in the log."""
+    for record in records:
+        scores = record.validation or record.train
+        shown = "".join(f", {name} {value:.4f}" for name, value in scores.items())
+        numbers: dict[str, Any] = {"epoch": record.epoch, "step": record.step, "seconds": record.seconds}
+        numbers |= {"bytes_up": record.bytes_up, "bytes_down": record.bytes_down, "train": record.train}
+        log.info(
+            "epoch %d of %d: loss on surrogates %.4f%s",
+            record.epoch,
+            epochs,
+            record.surrogate_loss,
+            shown,
+            extra=fields(**numbers, validation=record.validation, test=record.test),
+        )
+        yield record
 
 
 def sentence(state: dict[str, Any]) -> str:

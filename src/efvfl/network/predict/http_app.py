@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from efvfl.network.identity.deny_list import DenyList
 from efvfl.network.predict.batcher import PredictionBatcher
@@ -20,6 +21,9 @@ with optional("service", "serve-predictions"):
     from fastapi import FastAPI, Request, Response
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
+
+if TYPE_CHECKING:
+    from efvfl.network.ops.metrics import RequestObserver
 
 MAX_IDS = 16_384  # of one request
 MAX_ID = 256  # characters
@@ -57,16 +61,23 @@ class AccessControl:
 class PredictionApp:
     """Answers the requests of clients."""
 
-    def __init__(self, batcher: PredictionBatcher, access: AccessControl, request_log: RequestLog) -> None:
+    def __init__(
+        self,
+        batcher: PredictionBatcher,
+        access: AccessControl,
+        request_log: RequestLog,
+        observer: RequestObserver | None = None,
+    ) -> None:
         """Predict for clients that have access, as much as each may ask for."""
         self.batcher = batcher
         self.access = access
         self.request_log = request_log
+        self.observer = observer
         self.quota = ClientQuota(batcher.settings.quota, batcher.settings.unknown)
 
     async def predict(self, request: Request) -> Response:
         """Answer POST /predict, and log it."""
-        line = RequestLine(None, request.client.host if request.client else "")
+        line, started = RequestLine(None, request.client.host if request.client else ""), time.monotonic()
         try:
             client = self.access.identify(request)
             request.state.place.trusted = True
@@ -81,10 +92,16 @@ class PredictionApp:
             line = replace(line, status=error.status, unknown=len(error.more.get("unknown", ())))
             response = _decline(error)
         except Exception:
-            self.request_log.record(replace(line, status=500))
+            self._record(replace(line, status=500), started)
             raise
-        self.request_log.record(line)
+        self._record(line, started)
         return response
+
+    def _record(self, line: RequestLine, started: float) -> None:
+        """Log a request that is answered, and count it."""
+        if self.observer:
+            self.observer.observe(line.status, time.monotonic() - started, len(line.ids), line.unknown)
+        self.request_log.record(line)
 
     async def _predict(self, client: str, asked: list[str]) -> Prediction:
         ids = self.batcher.process.in_one_form(asked)
@@ -112,7 +129,12 @@ class PredictionApp:
         return _respond(self.batcher.health())
 
 
-def make_app(batcher: PredictionBatcher, access: AccessControl, request_log: RequestLog) -> FastAPI:
+def make_app(
+    batcher: PredictionBatcher,
+    access: AccessControl,
+    request_log: RequestLog,
+    observer: RequestObserver | None = None,
+) -> FastAPI:
     """Return the app: POST /predict for clients with credentials, GET /health for all."""
     # No redirects: they would lead to whatever host a request names.
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
@@ -123,7 +145,7 @@ def make_app(batcher: PredictionBatcher, access: AccessControl, request_log: Req
             {"error": f"{error.detail}: this service has POST /predict and GET /health only."}, error.status_code
         )
 
-    handlers = PredictionApp(batcher, access, request_log)
+    handlers = PredictionApp(batcher, access, request_log, observer)
     app.add_api_route("/predict", handlers.predict, methods=["POST"], response_model=None)
     app.add_api_route("/health", handlers.health, response_model=None)
     return app

@@ -26,6 +26,7 @@ from efvfl.network.predict.request_log import RequestLog
 from efvfl.network.training.server_process import ServerProcess
 
 if TYPE_CHECKING:
+    from efvfl.network.ops.metrics import MetricsEndpoint, RequestObserver
     from efvfl.network.predict.http_app import AccessControl
 
 log = logging.getLogger("efvfl")
@@ -162,7 +163,16 @@ def _listen(address: str) -> socket.socket:
         ) from error
 
 
-def run(endpoint: Endpoint, process: ServerProcess, status: StatusLine) -> None:
+def _observer(metrics: MetricsEndpoint | None) -> RequestObserver | None:
+    """Return what counts requests where somebody asks for the counts."""
+    if metrics is None:
+        return None
+    from efvfl.network.ops.metrics import RequestMetrics
+
+    return RequestMetrics(metrics.registry)
+
+
+def run(endpoint: Endpoint, process: ServerProcess, status: StatusLine, metrics: MetricsEndpoint | None = None) -> None:
     """Answer clients until SIGTERM or Ctrl-C; parties stay, and dial again when the service is back."""
     from efvfl.network.predict import http_app, http_server
 
@@ -172,7 +182,7 @@ def run(endpoint: Endpoint, process: ServerProcess, status: StatusLine) -> None:
     if settings.warm and rows > settings.cache_rows:
         log.warning("--warm fetches %d rows of each party, but --cache-rows keeps only %d", rows, settings.cache_rows)
     request_log = RequestLog(process.folder)
-    app = http_app.make_app(batcher, access, request_log)
+    app = http_app.make_app(batcher, access, request_log, _observer(metrics))
     server = http_server.HttpServer(app, endpoint.tls, settings.timeout, PlaceLimits())
 
     def answer() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 from efvfl.config.run_file import NetworkConfig
 from efvfl.errors import CheckpointError
-from efvfl.network import handshake
-from efvfl.util import checkpoint
+from efvfl.util import checkpoint, nested
 
 CHECKPOINT = "checkpoint.safetensors"  # in a participant's folder
 VERSION = 4  # of a checkpoint's layout
@@ -60,10 +59,9 @@ def load_own(path: Path, about: dict[str, Any]) -> dict[str, Any]:
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Say what has changed: settings with both values, but for those that are secret or too long to compare by eye."""
     for key in now:
-        if before.get(key) == now[key]:
-            continue
+        if before.get(key) == now[key] or (key == "own" and not before.get(key)):
+            continue  # parties did not always write down settings of their own
         if key in ("shared", "own"):
-            for where, old, new in handshake.differences(before.get(key), now[key]):
-                yield where if where in ("private_seed", "weights") else f"{where}: {old!r:.80} then, {new!r:.80} now"
+            yield from nested.changes(before.get(key), now[key])
         elif key != "digest":  # which is that of the shared settings
             yield key

@@ -159,10 +159,8 @@ def _from_arrays(config: RunConfig, folder: Path, name: str, party: str) -> Part
     names = [p.name for p in config.party]
     own = config.of(party).data
     if party and own is None:
-        known = f" {nearest(party, names)}" if party not in names else ""
-        raise ConfigError(
-            f"party {party!r} has no data in this file: its [[party]] needs data = {{ path = ... }}.{known}"
-        )
+        _check_known(config, party)
+        raise ConfigError(f"party {party!r} has no data in this file: its [[party]] needs data = {{ path = ... }}.")
     columns, labels, ids, rows = None, None, [], 0
     if own is not None:
         found = read(folder / own.path)
@@ -193,6 +191,13 @@ def _from_arrays(config: RunConfig, folder: Path, name: str, party: str) -> Part
     return data
 
 
+def _check_known(config: RunConfig, party: str) -> None:
+    """Refuse a name that the file does not have, and list those that it has."""
+    names = [p.name for p in config.party]
+    if party not in names:
+        raise ConfigError(f"{party!r} is not a party of this federation. {nearest(party, names)}")
+
+
 # Tables.
 
 
@@ -206,6 +211,7 @@ def _from_tables(config: RunConfig, folder: Path, name: str, start: _Start) -> P
     party, home = name or config.label_holder, start.home
     own = config.of(party).data
     if party and own is None:
+        _check_known(config, party)
         raise ConfigError(f"party {party!r} has no table in this file: its [[party]] needs data = {{ path, id }}.")
     saved = _saved_encoder(home) if own else None
     known = start.trained.encoders.get(party) if start.trained else None

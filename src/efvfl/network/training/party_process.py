@@ -40,14 +40,17 @@ class PartyProcess:
         represent: QuestionHandler,
         limits: LimitConfig | None = None,
         saving: CheckpointPolicy | None = None,
+        own: dict[str, Any] | None = None,
     ) -> None:
         """Go on from what the folder holds, or start.
 
         `about` is what HELLO says of this party; `represent` turns a question into the number of rows and an answer.
+        `own` are settings that stay here, and must be those of the checkpoint.
         """
         self.party = party
         self.folder = folder
         self.about = about
+        self.own = own or {}
         self.represent: Callable[[bytes], tuple[int, bytes]] = represent
         self.rows_held = len(represent.places)
         self.limits = limits or LimitConfig()
@@ -86,7 +89,7 @@ class PartyProcess:
         return self.folder / CHECKPOINT
 
     def _load(self) -> None:
-        state = load_own(self.path, self.about)
+        state = load_own(self.path, self.about | {"own": self.own})
         self.party.load_state_dict(state["party"])
         self.ledger.load_state_dict(state["ledger"])
         self.handled = self.saved = int(state["handled"])
@@ -105,7 +108,7 @@ class PartyProcess:
             "request": self._request,
             "memory": self.memory,
         }
-        save_own(self.path, self.about, state)
+        save_own(self.path, self.about | {"own": self.own}, state)
         self.saved, self.durable = self.handled, self.saved
         self.saving.done()
 

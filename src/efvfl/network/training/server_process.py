@@ -31,13 +31,15 @@ from efvfl.network.training.questions import QuestionHandler
 from efvfl.network.workers.group_model import workers_of
 from efvfl.network.workers.worker_group import WorkerGroup
 from efvfl.runs.build import has_tables, patience, watching
-from efvfl.runs.run_folder import Outputs, save_outputs, save_records, save_settings
+from efvfl.runs.run_folder import Outputs, Sizes, save_outputs, save_records, save_settings
+from efvfl.runs.true_settings import true_settings
 from efvfl.training import measure
 from efvfl.training.driver import Driver
 from efvfl.training.record import Observation, Record
 from efvfl.training.schedule import Schedule
 from efvfl.training.window_trial import WindowTrial
 from efvfl.util import checkpoint
+from efvfl.util.finish_request import FinishRequest
 from efvfl.wire.ledger import Ledger
 from efvfl.wire.message import Message
 
@@ -106,6 +108,7 @@ class ServerProcess:
             self.server, self.requests, lambda: self._save_if_due(), patience(config, "validation" in data.ids)
         )
         self.trial = WindowTrial() if self.plan.agreement.measures_window else None
+        self.request = FinishRequest(folder, fresh=not checkpoint.exists(self.path))
         self.records: list[Record] = []
         self.saved = 0  # the last checkpoint covers all requests below this one; `requests.durable`: the one before it
         self.diverged: set[str] = set()  # parties that do not remember the same at the end
@@ -132,7 +135,7 @@ class ServerProcess:
     def schedule(self) -> Schedule:
         """When parties hold, and how much is under way until then."""
         window = self.trial.window(self.server.step_number) if self.trial else self.plan.agreement.window
-        return Schedule(self.plan.batches.per_epoch, self.config.epochs, self.every, window)
+        return self.driver.within(Schedule(self.plan.batches.per_epoch, self.config.epochs, self.every, window))
 
     @property
     def steps(self) -> int:
@@ -143,6 +146,12 @@ class ServerProcess:
     def finished(self) -> bool:
         """Whether all steps are done and observed; the parties may not know yet."""
         return self.driver.finished(self.schedule) and not self.requests.under_way
+
+    @property
+    def scores(self) -> dict[str, dict[str, float]]:
+        """Of held-out rows, by split, at the last evaluation."""
+        last = self.records[-1] if self.records else None
+        return {} if last is None else {"validation": last.validation, "test": last.test}
 
     @property
     def computing(self) -> float:
@@ -233,10 +242,14 @@ class ServerProcess:
 
     def train(self) -> Iterator[Record]:
         """Train to the end, or on to it; yield a record of every observed epoch."""
+        if not self.driver.finished(self.schedule):
+            self._save_settings(complete=False)  # for who watches it
         try:
             while not self.finished:
                 if self.requests.stopping.is_set():
                     raise Interrupted
+                if self.request:
+                    self._end_here()
                 if record := self.advance():
                     save_records(self.folder, self.records)
                     yield record
@@ -244,6 +257,15 @@ class ServerProcess:
         finally:
             if sys.exc_info()[0] in (None, Interrupted, AbsentError):
                 self.save()
+
+    def _end_here(self) -> None:
+        """End training at the next step; before a message follows from it, both checkpoints have it."""
+        if not self.schedule.end:
+            self.driver.end_here(self.config.epochs)
+            log.info("finishing after step %s, as asked", f"{self.steps:,}")
+            for _ in range(2):
+                self.save()
+        self.request.take()
 
     def advance(self) -> Record | None:
         """Have the oldest request under way answered, and post the next one; return a record if one was due."""
@@ -284,11 +306,16 @@ class ServerProcess:
         """Write what a report of the whole run is made from."""
         if outputs:
             save_outputs(self.folder, outputs)
-        rows = {split: len(ids) for split, ids in self.data.trained_ids.items()}
-        save_settings(self.folder, self.config, self.widths, rows, self.server.block.size(), self.data.participation)
+        self._save_settings(complete=True)
+
+    def _save_settings(self, complete: bool) -> None:
+        settings = true_settings(self.config, {s: len(y) for s, y in self.data.labels.items()}, network=True)
+        sizes = Sizes(self.widths, self.server.block.size(), self.data.labels, self.data.class_names)
+        save_settings(self.folder, settings, sizes, self.data.participation, complete)
 
     def finish(self) -> set[str]:
         """Tell the parties that all is done; return those that could not be told. They may join later."""
+        self.request.take()  # one that came too late
         absent = self.requests.finish()
         if self.diverged:  # nothing is saved: the next start compares again
             raise ProtocolError(handshake.diverged(sorted(self.diverged)))

@@ -12,21 +12,22 @@ from efvfl.runs.trained import TrainedRun, module_state, read_encoder
 from efvfl.util import checkpoint
 
 
-def open_trained(folder: Path, name: str) -> TrainedRun:
-    """Return what the folder of a party, or of the server (''), has of a finished run."""
+def open_trained(folder: Path, name: str | None) -> TrainedRun:
+    """Return what the folder of a party, or of the server (''), has of a finished run; None: of whoever it is."""
     path = folder / CHECKPOINT
     state = checkpoint.load(path)
     about = state.get("about")
     if not isinstance(about, dict) or state.get("version") != VERSION:
         raise CheckpointError(
-            f"{path} was not left by `efvfl serve` or `efvfl join` of this version: give --from another folder."
+            f"{path} was not left by `efvfl serve` or `efvfl join` of this version: give another folder."
         )
+    name = about["name"] if name is None else name
     if about["name"] != name:
         wanted, found = name or "the server", about["name"] or "the server"
         raise ConfigError(f"--from: expected the folder of {wanted}, got {folder}, which is that of {found}.")
     memory = state["memory"] if name == "" else {name: state["memory"]}
     if not any(memory.values()):
-        raise ConfigError(f"--from: training in {folder} is not finished, or has not been told to be: finish it first.")
+        raise ConfigError(f"training in {folder} is not finished, or has not been told to be: finish it first.")
     shared, here = about["shared"], name or about["shared"]["label_holder"]
     encoder = folder / ENCODER
     return TrainedRun(

@@ -1,0 +1,100 @@
+"""What a folder keeps beside the parameters of a trained run, so that its models can be made again without the rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from efvfl.config.parsing import read
+from efvfl.config.run_file import FusionConfig, ModelConfig, RunConfig
+from efvfl.core.fusion import Fusion
+from efvfl.errors import DataError
+from efvfl.runs.build import head_outputs, make_head, make_local_model, model_config
+from efvfl.runs.trained import TrainedRun
+from efvfl.util.files import write_atomically
+
+FILE = "models.json"
+
+
+@dataclass(frozen=True)
+class Head:
+    """The fusion model, at the label holder."""
+
+    config: FusionConfig
+    widths: dict[str, int]  # of the parties' representations, in their order
+    outputs: int
+    loss: str  # which says what the outputs mean
+    classes: tuple[str, ...] = ()  # their names, where labels were texts
+
+
+@dataclass(frozen=True)
+class Local:
+    """A party's model, and a row of what goes into it."""
+
+    config: ModelConfig
+    row: tuple[int, ...]  # the shape of one row
+    dtype: str = "float32"
+
+    def example(self, rows: int) -> Tensor:
+        """Return so many rows of random numbers."""
+        noise = 3 * torch.randn(rows, *self.row, generator=torch.Generator().manual_seed(0))
+        return noise.to(getattr(torch, self.dtype))
+
+
+@dataclass(frozen=True)
+class ModelNotes:
+    """The models that a folder has: all of a run in one process, or those of one participant."""
+
+    locals: dict[str, Local]
+    head: Head | None = None
+
+    def save(self, folder: Path) -> None:
+        """Write them down."""
+        write_atomically(folder / FILE, (json.dumps(asdict(self), indent=1) + "\n").encode())
+
+    @classmethod
+    def load(cls, folder: Path) -> ModelNotes:
+        """Return what `save` wrote."""
+        path = folder / FILE
+        try:
+            table = json.loads(path.read_text(encoding="utf-8"))
+            found = {name: read(Local, entry, "model") for name, entry in table["locals"].items()}
+            return cls(found, read(Head, table["head"], "fusion") if table["head"] else None)
+        except FileNotFoundError as error:
+            raise DataError(
+                f"there is no {FILE} in {folder}: finish training there first, or if it was trained by an older "
+                "version, give its last command once more (`efvfl run --resume`, `serve` or `join`)."
+            ) from error
+        except (OSError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise DataError(f"expected what a run wrote about its models in {path}: {error}.") from error
+
+    def local_model(self, name: str, trained: TrainedRun) -> nn.Module:
+        """Return a party's trained model, in evaluation mode, on the CPU."""
+        note = self.locals[name]
+        model = make_local_model(note.config, note.example(1)[0], trained.encoders.get(name))
+        model.load_state_dict(dict(trained.models[name]))
+        return model.eval()
+
+    def fusion(self, trained: TrainedRun) -> Fusion | None:
+        """Return the trained fusion model, if it is here, in evaluation mode."""
+        if self.head is None:
+            return None
+        head = make_head(self.head.config, list(self.head.widths.values()), self.head.outputs)
+        fusion = Fusion(head, self.head.config.combine)
+        fusion.load_state_dict(dict(trained.fusion))
+        return fusion.eval()
+
+
+def local_note(config: RunConfig, name: str, columns: Tensor) -> Local:
+    """Return what is to be kept of a party's model, which takes rows of these columns."""
+    return Local(model_config(config, name), tuple(columns.shape[1:]), str(columns.dtype).removeprefix("torch."))
+
+
+def head_note(config: RunConfig, widths: Mapping[str, int], classes: int, names: tuple[str, ...] = ()) -> Head:
+    """Return what is to be kept of the fusion model."""
+    return Head(config.fusion, dict(widths), head_outputs(config, classes), config.loss, names)

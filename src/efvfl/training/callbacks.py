@@ -1,0 +1,45 @@
+"""Code of yours that is called while a federation trains: after every step, and after every epoch that is observed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from efvfl.training.record import Record
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step that is done, as the label holder sees it."""
+
+    number: int  # steps done, from 1
+    epoch: int  # epochs done
+    loss: float  # on surrogates; that of the step before if no row took part
+    bytes_up: int  # since the start of the run
+    bytes_down: int
+    seconds: float  # wall time of all steps, as in records
+
+
+class Callback:
+    """What is called while a federation trains; override what you need.
+
+    It runs where the label holder is, between two steps: training waits for it, and an exception ends training. It sees
+    numbers and changes nothing, so a run with callbacks is the same as one without. After a crash, steps since the last
+    checkpoint are done, and reported, again.
+
+    >>> from efvfl import Federation
+    >>> class Losses(Callback):
+    ...     def __init__(self):
+    ...         self.seen = []
+    ...
+    ...     def on_step(self, step):
+    ...         self.seen.append(step.loss)
+    >>> losses = Losses()
+    >>> def watch(federation: Federation):
+    ...     return federation.fit(10, callbacks=[losses])
+    """
+
+    def on_step(self, step: Step) -> None:
+        """See a step that is done."""
+
+    def on_epoch(self, record: Record) -> None:
+        """See the record of an epoch."""
