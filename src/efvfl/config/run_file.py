@@ -25,6 +25,7 @@ from efvfl.core.agreement import (
     PrivateLabels,
     ReportRange,
     SharedLabels,
+    Subsets,
 )
 from efvfl.core.memory import Start
 from efvfl.core.methods import Method, cvfl, efvfl, svfl
@@ -160,6 +161,7 @@ class AgreementConfig:
     pipeline: Pipeline = False  # steps under way at a time: true: 2, auto: measured; updates are that stale, less one
     memory_dtype: MemoryDtype = ""  # of surrogates at all ends: a narrower one halves them, and rounds
     cached: CachedSteps = field(default_factory=CachedSteps)  # private labels: what is learnt between two rounds
+    subsets: Subsets = "auto"  # trained to predict: sampled ones, or all alone (off); auto: sampled if rows are missing
 
     def __post_init__(self) -> None:
         """Refuse what cannot be built."""
@@ -178,7 +180,7 @@ class AgreementConfig:
                         "run neither the fusion model nor the loss. Leave it out, or set labels = 'shared'."
                     )
             mode = PrivateLabels()
-        return Agreement(mode, self.reports, self.pipeline, self.memory_dtype, self.cached)
+        return Agreement(mode, self.reports, self.pipeline, self.memory_dtype, self.cached, self.subsets)
 
 
 @dataclass(frozen=True)
@@ -286,6 +288,7 @@ class RunConfig:
             on_missing=self.network.on_missing,
             decides=self.decides,
             evaluation=self.evaluation,
+            sampled=self.agreement.subsets == "sampled",
         )
 
     @property

@@ -19,6 +19,7 @@ from efvfl.core.local_model import CHUNK, LocalModel
 from efvfl.core.losses import LOSSES, Loss
 from efvfl.core.party import Party
 from efvfl.core.plan import Plan
+from efvfl.core.presence import everybody
 from efvfl.core.server import Server
 from efvfl.errors import ConfigError
 from efvfl.network.training.participant_data import ParticipantData
@@ -56,6 +57,7 @@ def make_plan(config: RunConfig, data: ParticipantData, home: Path | None = None
         label_holder=config.label_holder,
         stale=config.network.on_missing == "stale",
         held_out={split: len(data.ids[split]) for split in later} if watching(config).by_messages else {},
+        presence=everybody(data.names, samples) if config.agreement.subsets == "sampled" else None,
         mapped=memory_folder(config, home),
     )
 
@@ -68,7 +70,8 @@ def _loss(config: RunConfig, data: ParticipantData) -> Loss:
 
 
 def _fusion(config: RunConfig, plan: Plan, data: ParticipantData) -> Fusion:
-    return Fusion(head_model(config, plan.widths, data.classes, plan.loss.name), config.fusion.combine)
+    head = head_model(config, plan.widths, data.classes, plan.loss.name)
+    return Fusion(head, config.fusion.combine, plan.widths if plan.presence else None)
 
 
 def build_server(config: RunConfig, plan: Plan, data: ParticipantData) -> Server:
