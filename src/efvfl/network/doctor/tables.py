@@ -22,7 +22,7 @@ MOST_DOUBTS = 3  # that are shown of a table
 
 
 @dataclass
-class OwnRows:
+class RowsFound:
     """What was found in a participant's rows."""
 
     names: list[str] = field(default_factory=list)  # of all parties
@@ -30,9 +30,9 @@ class OwnRows:
     findings: list[Diagnosis] = field(default_factory=list)
 
 
-def look(config: RunConfig, base: Path, name: str, home: Path) -> OwnRows:
+def look(config: RunConfig, base: Path, name: str, home: Path) -> RowsFound:
     """Read the rows of a party, or of the label holder (''), as training would; nothing is written."""
-    found = OwnRows()
+    found = RowsFound()
     try:
         if has_tables(config):
             found.names = [party.name for party in config.party]
@@ -50,7 +50,7 @@ def _counts(rows: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {split}" for split, count in rows.items() if count) + " rows"
 
 
-def _look_at_tables(config: RunConfig, base: Path, name: str, home: Path, found: OwnRows) -> None:
+def _look_at_tables(config: RunConfig, base: Path, name: str, home: Path, found: RowsFound) -> None:
     here, least = name or config.label_holder, 0
     own = config.of(here).data
     tables = [(own.path, TableSettings.of(own))] if own else []
