@@ -80,6 +80,7 @@ def test_patience_keeps_the_best() -> None:
     assert made.record(gradient=False).validation == last.validation
 
 
+@pytest.mark.slow
 def test_a_request_in_the_folder_ends_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_request_in_the_folder_ends_a_run(
     assert not (out / NAME).exists()
 
 
+@pytest.mark.slow
 def test_a_signal_asks_for_the_same_and_nobody_is_asked_in_vain(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

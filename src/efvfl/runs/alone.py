@@ -55,12 +55,13 @@ def train_alone(
 ) -> dict[str, Outputs]:
     """Train as the run did, without the other parties, and return outputs on held-out rows; nothing if stopped.
 
-    The best model is kept where the run keeps it. There is no compressor and no protection, for nothing leaves.
+    The best model is kept where the run keeps it. There is no compressor and no protection, for nothing leaves. The
+    settings name the loss.
     """
     name, x = config.label_holder, rows.columns["train"]
     held_out = [split for split in ("validation", "test") if split in rows.targets]
     model = local_model(config, name, x[0], rows.encoder)
-    head = head_model(config, [model_width(model, x, name)[0]], rows.classes)
+    head = head_model(config, [model_width(model, x, name)[0]], rows.classes, config.loss)
 
     def part(split: str) -> tuple[dict[str, Tensor], Tensor, Tensor | None] | None:
         of = rows.targets.get(split)
@@ -76,7 +77,7 @@ def train_alone(
         validation=part("validation"),
         test=part("test"),
         training=Training(
-            loss=make_loss(config, train, rows.classes),
+            loss=make_loss(config, config.loss, train, rows.classes),
             weights=train.weights,
             optimizer=make_optimizer(config.optimizer),
             batch_size=config.batch_size,

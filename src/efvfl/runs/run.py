@@ -174,8 +174,11 @@ def train(
     warm = resume and (folder / STARTED_FROM).exists()
     data = load_data(config, base, start.encoders if start else _encoders(folder) if warm else None)
     _say_rows(data, say)
+    if not config.loss:
+        (say or log.info)(f"The loss follows from the label: {data.loss}.")
     federation = make_federation(config, data, folder, start)
     saved = RunCheckpoint(folder / CHECKPOINT, _settings(config, federation))
+    config = replace(config, loss=config.loss or data.loss)
     if not resume and saved.exists():
         raise ConfigError(
             f"{saved.path} is there already: give --resume to go on from it (resume=True in Python), or another folder."
@@ -258,7 +261,7 @@ def _settings(config: RunConfig, federation: Federation) -> dict[str, Any]:
     rows = {name: list(x.shape) for name, x in zip(federation.parties, features, strict=True)}
     evaluation: Evaluation = "compressed" if federation.server.evaluation else "exact"
     kept = replace(config, epochs=0, memory="ram", patience=None)
-    return asdict(kept) | {"evaluation": evaluation, "rows": rows}
+    return asdict(kept) | {"evaluation": evaluation, "rows": rows, "loss": federation.server.loss.name}
 
 
 def _leave_for_report(federation: Federation, config: RunConfig, data: Dataset, folder: Path) -> None:
@@ -267,7 +270,7 @@ def _leave_for_report(federation: Federation, config: RunConfig, data: Dataset, 
     for split, part in federation.splits.items():
         if split != "train":
             ids = data.ids.get(split) or [str(i) for i in range(len(part.labels))]
-            outputs[split] = run_folder.Outputs(ids, part.labels, federation.predict(part.features))
+            outputs[split] = run_folder.Outputs(ids, part.labels, federation.held_out_output(split))
     if outputs:
         run_folder.save_outputs(folder, outputs)
     _save_settings(federation, config, data, folder, complete=True)

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +117,8 @@ def train(
 
 def _train_alone(process: ServerProcess) -> None:
     """Leave what the label holder reaches without the others, unless that is there already or it is stopped."""
-    data, config, folder = process.data, process.config, process.folder
+    data, folder = process.data, process.folder
+    config = replace(process.config, loss=process.plan.loss.name)
     if (folder / ALONE).exists() or process.requests.stopping.is_set():
         return
     splits = [split for split in ("train", "validation", "test") if split in data.labels]
@@ -148,7 +149,7 @@ def predict(
         statuses = [status_of(held.lacking.get(i, ())) for i in normal]
         shown = wanted.spelt(ids, data)
         if len(held.output):
-            write_predictions(wanted.out, shown, statuses, held.output, config.loss, data.class_names)
+            write_predictions(wanted.out, shown, statuses, held.output, process.plan.loss.name, data.class_names)
         count = sum(status == OK for status in statuses)
         session.status.say(
             f"Predictions of {count:,} of {len(ids):,} rows: {wanted.out}", predicted=count, asked=len(ids)
@@ -257,7 +258,7 @@ def _open(
     shows += [metrics] if metrics else []
     hooks = Hooks(audit.record, lambda: tick(shows, audit, process.workers))
     process = ServerProcess(config, data, folder, timeouts, hooks)
-    here = config.label_holder
+    config, here = replace(config, loss=process.plan.loss.name), config.label_holder
     own = {here: local_note(config, here, data.columns["train"])} if here else {}
     ModelNotes(own, head_note(config, process.widths, data.classes, data.class_names)).save(folder)
     if not trained:
@@ -312,7 +313,7 @@ def _train(process: ServerProcess, status: StatusLine) -> None:
     if process.records and (ended := ending(process.records[-1], process.config.epochs)):
         status.say(ended)
     scores_of = {
-        split: metrics.of_loss(process.config.loss, o.output, o.labels)
+        split: metrics.of_loss(process.plan.loss.name, o.output, o.labels)
         for split, o in load_outputs(process.folder).items()
     }
     for split, values in scores_of.items():

@@ -11,7 +11,7 @@ import torch
 from efvfl.config.run_file import DataConfig, FusionConfig, ModelConfig, PartyConfig, RunConfig
 from efvfl.core.protection import Protection
 from efvfl.data import Dataset
-from efvfl.runs.build import make_federation, model_config, watching
+from efvfl.runs.build import head_outputs, make_federation, model_config, watching
 from efvfl.runs.line import Line, PartyRound, Round, run_seconds
 from efvfl.training.measure import Split
 
@@ -72,7 +72,7 @@ def _rehearse(config: RunConfig, names: Sequence[str], rows: int) -> tuple[dict[
     count = 2 * _batch(config, rows)
     generator = torch.Generator().manual_seed(0)
     split = Split([torch.randn(count, COLUMNS, generator=generator) for _ in names], torch.arange(count) % 2, None)
-    labels = split.labels.float() if config.loss in ("mse", "huber", "binary_cross_entropy") else split.labels
+    labels = split.labels.float() if head_outputs(config.loss, 2) == 1 else split.labels
     data = Dataset(list(names), replace(split, labels=labels), None, None, 2)
     federation = make_federation(_simplified(config, names), data)
     for _ in range(ROUNDS):
@@ -97,6 +97,7 @@ def _simplified(config: RunConfig, names: Sequence[str]) -> RunConfig:
         data=DataConfig(validation=0.0, test=0.0),
         optimizer={"name": "SGD", "lr": 1e-3},
         protect=Protection(),
+        loss=config.loss or "cross_entropy",
         class_weights=(),
         patience=0,
         evaluation="exact",
