@@ -60,7 +60,7 @@ def _batch(config: RunConfig, rows: int) -> int:
 
 
 def _evaluation(config: RunConfig, rows: Mapping[str, int], width: int, by_row: float) -> float:
-    """Return the bytes of held-out rows: at every record, and where they go through the compressor, finely at the end."""
+    """Return the bytes of held-out rows: at every record, and finely at the end if they are compressed."""
     watched = watching(config)
     records = ceil(config.epochs / watched.every)
     held_out = rows.get("validation", 0) + rows.get("test", 0)
