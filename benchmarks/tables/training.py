@@ -23,7 +23,8 @@ from efvfl.data.tables.bins import MOST_BINS
 from efvfl.data.tables.encode import Encoder, TableSettings
 from efvfl.errors import CompressionError
 from efvfl.runs.build import head_model, local_model, make_federation, watching
-from efvfl.runs.estimator_base import FEWEST_VALIDATION, cut
+from efvfl.runs.estimator_base import FEWEST_VALIDATION
+from efvfl.runs.estimator_inputs import split_rows
 from efvfl.training import measure
 from efvfl.training.measure import Split
 from efvfl.training.record import Record
@@ -67,7 +68,7 @@ def encoded(
     """
     first, held = rows
     share = run.data.validation if len(first) * run.data.validation >= FEWEST_VALIDATION else 0.0
-    train, stop = (first[part] for part in cut(len(first), run.seed, share))
+    train, stop = (first[part] for part in split_rows(len(first), run.seed, share))
     encoders, columns = {}, {}
     for party, chosen in problem.columns.items():
         table = problem.frame.select(chosen)
