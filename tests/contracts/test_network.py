@@ -85,6 +85,7 @@ BOTH: dict[str, Settings] = {  # settings that make sense in both label modes
         "party": [{"name": "top-right", "model": {"width": 6, "hidden": [5]}}],
     },
     "sum": {"fusion": {"combine": "sum", "hidden": [8]}},
+    "subsets": {"fusion": {"combine": "concat"}, "agreement": {"subsets": "sampled"}, "method": {"compressor": TOPK}},
     "ramp": {
         "method": {"name": "cvfl", "compressor": {"name": "topk", "ratio": {"start": 0.1, "stop": 1, "steps": 5}}}
     },

@@ -56,6 +56,19 @@ BROKEN: list[tuple[Choices, dict[str, Any] | None]] = [
         Choices(Agreement(SharedLabels(), cached=CachedSteps(2))),
         {"agreement": {"labels": "shared", "cached": {"steps": 2}}},
     ),
+    (
+        Choices(Agreement(cached=CachedSteps(2)), sampled=True),
+        {"agreement": {"subsets": "sampled", "cached": {"steps": 2}}},
+    ),
+    (
+        Choices(Agreement(SharedLabels(downlink="aggregate")), sampled=True),
+        {"agreement": {"labels": "shared", "downlink": "aggregate", "subsets": "sampled"}},
+    ),
+    (Choices(sampled=True, protect=True), {"agreement": {"subsets": "sampled"}, "protect": {"clip": 1.0}}),
+    (
+        Choices(sampled=True, on_missing="stale"),
+        {"agreement": {"subsets": "sampled"}, "network": {"on_missing": "stale"}},
+    ),
 ]
 
 

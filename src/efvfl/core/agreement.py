@@ -13,6 +13,7 @@ FusionUpdates = Literal["send", "replicate", "compress"]
 ReportRange = Literal["batch", "all"]
 MemoryDtype = Literal["", "bfloat16"]
 Pipeline = bool | int | Literal["auto"]
+Subsets = Literal["auto", "sampled", "off"]
 
 AUTO_WINDOWS = (1, 2, 4, 8)  # steps under way that `pipeline = "auto"` tries, one after the other
 
@@ -89,6 +90,7 @@ class Agreement:
     pipeline: Pipeline = False  # steps under way at a time: true: 2, auto: measured; updates are that stale, less one
     memory_dtype: MemoryDtype = ""  # of surrogates at all ends: a narrower one halves them, and rounds
     cached: CachedSteps = field(default_factory=CachedSteps)  # private labels: what is learnt between rounds
+    subsets: Subsets = "auto"  # trained to predict: sampled ones, or all alone (off); auto: sampled if rows are missing
 
     def __post_init__(self) -> None:
         """Turn a word into its label mode; refuse unknown words."""
@@ -101,6 +103,7 @@ class Agreement:
             )
         check_word("reports", self.reports, ReportRange)
         check_word("memory_dtype", self.memory_dtype, MemoryDtype)
+        check_word("subsets", self.subsets, Subsets)
         if not isinstance(self.pipeline, bool) and not self.measures_window:
             ranges.check("agreement.pipeline", self.pipeline, "pipeline")
         if not isinstance(self.cached, CachedSteps):

@@ -42,7 +42,24 @@ def columns_of(features: Tensor | Source, rows: Rows, step: int) -> Tensor:
     return take(features, rows) if isinstance(features, Tensor) else features.batch(rows, step)
 
 
-_KEPT = 4  # steps whose rows are kept: parties learn from one step while they report on the next
+KEPT = 4  # steps whose rows are kept: parties learn from one step while they report on the next
+
+
+class BatchRows(Protocol):
+    """A batch schedule as one participant sees it: `Batches`, or the part of it that a party has rows of."""
+
+    @property
+    def samples(self) -> int:
+        """How many rows there are."""
+
+    def rows(self, step: int) -> Rows:
+        """Return the rows of a step; read them only."""
+
+    def touched(self, steps: range) -> Rows:
+        """Return the rows of all these steps."""
+
+    def count(self, step: int) -> int:
+        """Return how many rows a step has."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +105,7 @@ class Batches:
         rows = self._last.get(step)
         if rows is None:  # else somebody in this process has asked for this step already
             rows = self._rows(step)
-            for old in list(self._last)[: 1 - _KEPT]:
+            for old in list(self._last)[: 1 - KEPT]:
                 self._last.pop(old, None)  # a second thread may have dropped it
             self._last[step] = rows
         return rows
@@ -121,7 +138,7 @@ class Batches:
 class ReportRows:
     """Which rows a report covers: those of the batch (C2 o C1), or all of them (Algorithm 1 as stated)."""
 
-    batches: Batches
+    batches: BatchRows
     all_rows: bool
 
     def rows(self, step: int) -> Rows:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from efvfl.core.agreement import CachedSteps
-from efvfl.core.batches import Batches, Rows
+from efvfl.core.batches import Batches, BatchRows, Rows
 from efvfl.core.fusion import StepContext, head_output
 from efvfl.core.targets import Targets
 from efvfl.util.rng import derive
@@ -59,7 +59,7 @@ class PartyBatch:
         return {"h": self.h, "cotangent": self.cotangent}
 
     @classmethod
-    def of(cls, step: int, batches: Batches, saved: dict[str, Tensor]) -> Self:
+    def of(cls, step: int, batches: BatchRows, saved: dict[str, Tensor]) -> Self:
         """Return what was saved."""
         return cls(step, batches.rows(step), saved["h"], saved["cotangent"])
 

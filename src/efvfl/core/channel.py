@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,6 +24,11 @@ LARGEST = 1e12  # of a value that another participant sends; one in float32 is o
 
 _IDENTITY = Identity()
 _NUMPY_TO_TORCH = dict(zip(DTYPES, (torch.float32, torch.float64, torch.uint8), strict=True))
+
+
+def blocks(packets: Mapping[int, Packets]) -> dict[int, Packets]:
+    """Return the blocks of a message: those that have packets."""
+    return {number: group for number, group in packets.items() if group}
 
 
 def unpack(packet: Packet, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> Tensor:
@@ -82,6 +88,7 @@ class Channel:
         """Return C(value - G) as packets, and the surrogate that both ends hold after absorbing them.
 
         Rows that are sent for the first time are in a packet of their own, where they have a compressor of their own.
+        Of no rows there is no packet.
         """
         value = value.detach()
         started = time.perf_counter()
@@ -96,6 +103,8 @@ class Channel:
     def _packets(self, rows: Rows, residual: Tensor, step: int) -> Packets:
         """Return a residual of these rows as packets; the first of all has the mean, where the memory starts there."""
         mean: Packets = ()
+        if not len(residual):
+            return mean
         if self.memory.wants_mean:
             center = residual.mean(dim=0)
             mean, residual = send_exactly(center, self.what), residual - center
@@ -137,6 +146,8 @@ class Channel:
         """Return the decoded change of `count` rows, or refuse the packets. Nothing is absorbed yet."""
         if self._received is not None and self._received[0] is packets:
             return self._received[1]
+        if not count:
+            return self._nothing(packets)
         parts, wants_mean = self._parts(rows), self.memory.wants_mean
         expected = len(parts) + wants_mean
         if len(packets) != expected:
@@ -144,6 +155,11 @@ class Channel:
         if wants_mean:  # the memory is still zero
             return self._mean(packets) + self._decode_parts(parts, packets[1:], count)
         return self._decode_parts(parts, packets, count)
+
+    def _nothing(self, packets: Packets) -> Tensor:
+        if packets:
+            raise ProtocolError(f"{self.what}: expected no packet for a batch without rows, got {len(packets)}.")
+        return torch.empty((0, *self.width), dtype=self.dtype)
 
     def _decode_parts(self, parts: list[tuple[bool, Tensor | None]], packets: Packets, count: int) -> Tensor:
         if len(parts) == 1:
@@ -162,6 +178,8 @@ class Channel:
         return self._received[2]
 
     def _absorb(self, rows: Rows, packets: Packets, decoded: Tensor) -> Tensor:
+        if not packets:
+            return decoded  # of no rows
         if self.memory.wants_mean:
             self.memory.start_at(self._mean(packets), rows)
         return self.memory.absorb(rows, decoded)
@@ -184,6 +202,8 @@ class Channel:
         """Return the surrogate of these rows, given the last packets that were absorbed."""
         if isinstance(self.memory, ErrorFeedback):
             return take(self.memory.g, rows).to(self.dtype)
+        if not count:
+            return self._nothing(packets)
         return unpack(packets[0], (count, *self.width), self.dtype, self.what)
 
     def digest(self) -> str:
@@ -220,7 +240,12 @@ def read_bytes(packets: Packets, count: int, what: str) -> bytes:
 
 def send_exactly(vector: Tensor, what: str = "the fusion model") -> Packets:
     """Return a tensor as a packet without loss, for copies that must be exact."""
+    return send_alone(vector, what, _IDENTITY)
+
+
+def send_alone(vector: Tensor, what: str, compressor: Compressor) -> Packets:
+    """Return a tensor as a packet, of which nothing is remembered."""
     try:
-        return (_IDENTITY.encode(vector.detach().numpy()),)
+        return (compressor.encode(vector.detach().numpy()),)
     except CompressionError as error:
         raise CompressionError(f"{what} cannot be sent: {error}") from error

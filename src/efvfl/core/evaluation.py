@@ -2,7 +2,8 @@
 
 Between two steps the server asks for a report on the validation rows (EVALUATE). It travels through the compressor of
 the training rows, with a memory of its own at both ends. What the server decides by the loss it tells the parties
-(DECIDE). At the end of training, and then only, parties represent validation and test rows exactly (FINAL).
+(DECIDE). At the end of training, and then only, parties represent validation and test rows finely (FINAL): rounded to
+a byte a number where reports are compressed at all, else exactly.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from efvfl.compress import Identity, Uniform
 from efvfl.core.batches import ALL
 from efvfl.core.block import Block
-from efvfl.core.channel import Channel, Packets, refuse_huge, send_exactly, unpack
+from efvfl.core.channel import Channel, Packets, blocks, refuse_huge, send_alone, unpack
 from efvfl.core.decision import Decision
 from efvfl.core.fusion import Fusion
 from efvfl.core.kept_model import KeptModel
@@ -28,6 +30,7 @@ from efvfl.wire.message import Kind, Message
 if TYPE_CHECKING:
     from efvfl.core.party import Party
 
+FINE = Uniform(levels=127, scale="row")  # of held-out rows at the end: half a step is 0.4 % of a row's largest number
 BETWEEN_STEPS = (Kind.EVALUATE, Kind.FINAL, Kind.DECIDE)  # parties hold, and hold on
 
 
@@ -71,16 +74,20 @@ def answer(party: Party, message: Message) -> Message:
             f"{party.name}: expected {message.kind.name} without blocks about rows held here, got blocks "
             f"{sorted(message.packets)} about {sorted(evaluation.columns)}."
         )
-    return Message(Kind.EVALUATION, step, {party.number: _represented(party, evaluation, message.kind)})
+    return Message(Kind.EVALUATION, step, blocks({party.number: _represented(party, evaluation, message.kind)}))
 
 
 def _represented(party: Party, evaluation: PartyEvaluation, kind: Kind) -> Packets:
-    """Return C(h - G) of the validation rows, or h of all held-out rows, a packet for each split."""
+    """Return C(h - G) of the validation rows, or h of all held-out rows, rounded finely; a packet a split with rows."""
+    here = [split for split in party.plan.held_out if len(evaluation.columns[split])]
     if kind == Kind.EVALUATE:
+        if "validation" not in here:
+            return ()
         h = party.model.represent(evaluation.columns["validation"])
         return evaluation.channel.send(ALL, h, party.step)[0]
-    found = [party.model.represent(evaluation.columns[split]) for split in party.plan.held_out]
-    return tuple(packet for h in found for packet in send_exactly(h, "a representation"))
+    found = [party.model.represent(evaluation.columns[split]) for split in here]
+    compressor = Identity() if evaluation.channel.exact else FINE
+    return tuple(packet for h in found for packet in send_alone(h, "a representation", compressor))
 
 
 def _carry_out(party: Party, evaluation: PartyEvaluation, message: Message) -> None:
@@ -132,47 +139,66 @@ class ServerEvaluation:
 
     def outputs(self, asked: Kind, replies: Mapping[str, Message]) -> dict[str, Tensor]:
         """Absorb what the parties replied, and return the network's output on held-out rows by split."""
-        packets = {name: replies[name].packets[self.plan.number(name)] for name in self.plan.names}
+        packets = {name: replies[name].packets.get(self.plan.number(name), ()) for name in self.plan.names}
         if asked == Kind.EVALUATE:
-            return {"validation": self._predict([self._absorb(name, packets[name]) for name in packets])}
-        exact = [self._exact(name, packets[name]) for name in packets]
-        return {split: self._predict([parts[split] for parts in exact]) for split in self.plan.held_out}
+            return {"validation": self._predict("validation", {n: self._absorb(n, packets[n]) for n in packets})}
+        fine = {name: self._fine(name, packets[name]) for name in packets}
+        return {
+            split: self._predict(split, {name: parts[split] for name, parts in fine.items()})
+            for split in self.plan.held_out
+        }
 
     def check(self, name: str, reply: Message, asked: Message) -> None:
         """Refuse a reply that `outputs` could not use."""
-        number = self.plan.number(name)
-        if reply.kind != Kind.EVALUATION or reply.step != asked.step or set(reply.packets) != {number}:
+        number, final = self.plan.number(name), asked.kind == Kind.FINAL
+        splits = self.plan.held_out if final else ("validation",)
+        expected = {number} if any(self.plan.held_rows(name, split) for split in splits) else set()
+        if reply.kind != Kind.EVALUATION or reply.step != asked.step or set(reply.packets) != expected:
+            what = f"block {number}" if expected else "no block"
             raise ProtocolError(
-                f"{name}: expected EVALUATION for step {asked.step} with block {number}, got {reply.kind.name} for "
+                f"{name}: expected EVALUATION for step {asked.step} with {what}, got {reply.kind.name} for "
                 f"step {reply.step} with blocks {sorted(reply.packets)}."
             )
-        if asked.kind == Kind.FINAL:
-            self._exact(name, reply.packets[number])
+        packets = reply.packets.get(number, ())
+        if final:
+            self._fine(name, packets)
             return
         channel = self.channels[name]
-        decoded = channel.decode(ALL, reply.packets[number], self.plan.held_out["validation"])
+        decoded = channel.decode(ALL, packets, self.plan.held_rows(name, "validation"))
         refuse_huge(channel.surrogate_with(ALL, decoded), f"{name}'s validation rows")
 
     def _absorb(self, name: str, packets: Packets) -> Tensor:
         """G_k <- G_k + C_k of the validation rows; return G_k."""
         channel = self.channels[name]
-        return channel.receive(ALL, packets, channel.decode(ALL, packets, self.plan.held_out["validation"]))
+        return channel.receive(ALL, packets, channel.decode(ALL, packets, self.plan.held_rows(name, "validation")))
 
-    def _exact(self, name: str, packets: Packets) -> dict[str, Tensor]:
-        held_out, width = self.plan.held_out, self.plan.widths[self.plan.names.index(name)]
-        if len(packets) != len(held_out):
-            raise ProtocolError(f"{name}: expected a packet for each of {list(held_out)}, got {len(packets)}.")
-        found = {}
-        for (split, rows), packet in zip(held_out.items(), packets, strict=True):
-            found[split] = unpack(packet, (rows, width), self.plan.dtype, f"{name}'s {split} rows")
+    def _fine(self, name: str, packets: Packets) -> dict[str, Tensor]:
+        """Return the held-out rows that a party sent at the end, by split."""
+        width, dtype = self.plan.widths[self.plan.names.index(name)], self.plan.dtype
+        counts = {split: self.plan.held_rows(name, split) for split in self.plan.held_out}
+        here = [split for split, rows in counts.items() if rows]
+        if len(packets) != len(here):
+            raise ProtocolError(f"{name}: expected a packet for each of {here}, got {len(packets)}.")
+        found = {split: torch.empty((0, width), dtype=dtype) for split in counts}
+        for split, packet in zip(here, packets, strict=True):
+            found[split] = unpack(packet, (counts[split], width), dtype, f"{name}'s {split} rows")
             refuse_huge(found[split], f"{name}'s {split} rows")
         return found
 
-    def _predict(self, parts: list[Tensor]) -> Tensor:
+    def _predict(self, split: str, parts: Mapping[str, Tensor]) -> Tensor:
         """Return the output of the fusion model in evaluation mode, a part of the rows at a time."""
-        starts = range(0, len(parts[0]), CHUNK)
+        presence, found, mask = self.plan.held_out_presence.get(split), list(parts.values()), None
+        if presence:
+            found, mask = [presence.spread(name, part) for name, part in parts.items()], presence.table
         with torch.no_grad(), evaluating([self.fusion]):
-            return torch.cat([self.fusion([part[start : start + CHUNK] for part in parts]) for start in starts])
+            return torch.cat(
+                [
+                    self.fusion(
+                        [part[rows] for part in found], None if mask is None else mask[rows].to(self.plan.dtype)
+                    )
+                    for rows in (slice(start, start + CHUNK) for start in range(0, len(found[0]), CHUNK))
+                ]
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memories and the kept model."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from efvfl.core.batches import ReportRows, Rows
@@ -67,7 +68,13 @@ class OpenReports:
         """Return h_k = H_k(x_k) of the rows that the report on a step covers."""
         block = self.model.block
         buffers, leaves = block.buffers(), block.leaves() if self.window > 1 else {}
-        return ForwardPass(self.model.forward(self.report_rows.rows(step), step, values=leaves), buffers, leaves)
+        return ForwardPass(self._representation(step, leaves), buffers, leaves)
+
+    def _representation(self, step: int, values: dict[str, Tensor]) -> Tensor:
+        rows = self.report_rows.rows(step)
+        if isinstance(rows, Tensor) and not len(rows):
+            return torch.zeros((0, *self.up.width), dtype=self.up.dtype)  # not every layer works on no rows
+        return self.model.forward(rows, step, values=values)
 
     def add(self, step: int, done: ForwardPass, surrogate: Tensor) -> None:
         """Keep the batch's part of a report."""
@@ -130,12 +137,12 @@ class OpenReports:
             self._reopen(message, saved, block)
 
     def _reopen(self, message: Message, saved: dict[str, Any], block: int) -> None:
-        step, rows = message.step, self.report_rows.rows(message.step)
+        step, rows, packets = message.step, self.report_rows.rows(message.step), message.packets.get(block, ())
         leaves = {name: copied(value) for name, value in saved.get("leaves", {}).items()}
         buffers = {name: value.clone() for name, value in saved["buffers"].items()}
-        h = self.model.forward(rows, step, values=buffers | leaves)
+        h = self._representation(step, buffers | leaves)
         surrogate = saved.get("surrogate")
         if surrogate is None:
-            surrogate = self.report_rows.batch(self.up.surrogate_after(rows, message.packets[block], len(h)), step)
+            surrogate = self.report_rows.batch(self.up.surrogate_after(rows, packets, len(h)), step)
         done = ForwardPass(self.report_rows.batch(h, step), saved["buffers"], leaves)
         self.reports.append(OpenReport(self.report_rows.batches.rows(step), done, surrogate))

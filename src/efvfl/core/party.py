@@ -17,7 +17,7 @@ from efvfl.core import absence, cached_steps, evaluation
 from efvfl.core.batches import Rows
 from efvfl.core.block import Block
 from efvfl.core.cached_steps import PartyBatch, WorkSet
-from efvfl.core.channel import Channel, Packets
+from efvfl.core.channel import Channel, Packets, blocks
 from efvfl.core.evaluation import BETWEEN_STEPS, PartyEvaluation
 from efvfl.core.local_model import LocalModel
 from efvfl.core.open_reports import OpenReport, OpenReports
@@ -36,7 +36,7 @@ class PartyLabelMode(Protocol):
         """Take the server's answer to a report, or refuse it and change nothing."""
 
     def cotangent(self, h: Tensor, step: int, turn: int) -> Tensor | None:
-        """Return the derivative of the loss by `h`, shape (batch, width); None: no row takes part in the step."""
+        """Return the derivative of the loss by `h`, shape (batch, width); None: no row of it takes part in the step."""
 
     def end_step(self, step: int) -> None:
         """End the step."""
@@ -77,14 +77,15 @@ class Party:
         `held_out` are rows that are evaluated by messages.
         """
         self.plan = plan
-        self.batches = plan.batches
+        self.batches = plan.batches_of(name)
+        self.report_rows = plan.report_rows_of(name)
         self.name = name
         self.number = plan.number(name)
         self.model = model
         self.up = up
         self.label_mode = label_mode
         self.evaluation = held_out
-        self.open = OpenReports(model, up, plan.report_rows, plan.agreement.window)
+        self.open = OpenReports(model, up, self.report_rows, plan.agreement.window)
         self.cached: WorkSet[PartyBatch] = WorkSet(plan.agreement.cached, plan.batches.per_epoch)
         self.step = 0  # the next one to learn from
         self.may_report: Callable[[int], None] = lambda step: None  # refuses to report on a step, by raising
@@ -94,10 +95,10 @@ class Party:
     def report(self, step: int) -> Message:
         """C_k = C(H_k(x_k) - G_k), G_k <- G_k + C_k: send C_k, and keep h with its graph for `learn`."""
         done = self.open.forward(step)
-        packets, surrogate = self.up.send(self.plan.report_rows.rows(step), done.h, step)
+        packets, surrogate = self.up.send(self.report_rows.rows(step), done.h, step)
         self.open.add(step, done, surrogate)
         digest = self.label_mode.digest(step, self.step)
-        return Message(Kind.REPORT, step, {self.number: packets} | ({FUSION: digest} if digest else {}))
+        return Message(Kind.REPORT, step, blocks({self.number: packets, FUSION: digest}))
 
     def learn(self, answer: Message) -> None:
         """x_k <- x_k - eta g_k on the batch of the oldest report; Q times where Q local updates are agreed."""

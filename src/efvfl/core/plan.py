@@ -12,12 +12,14 @@ import torch
 
 from efvfl.core import memory
 from efvfl.core.agreement import Agreement
-from efvfl.core.batches import Batches, ReportRows
+from efvfl.core.batches import Batches, BatchRows, ReportRows, take
 from efvfl.core.block import Block
 from efvfl.core.channel import Channel
 from efvfl.core.losses import Loss
 from efvfl.core.methods import Link, Method, svfl
 from efvfl.core.optimizer import Optimizer
+from efvfl.core.presence import OwnBatches, PresentBatch, RowPresence
+from efvfl.core.subsets import draw
 from efvfl.util.rng import derive
 
 Direction = Literal["up", "down"]
@@ -38,6 +40,8 @@ class Plan:
     label_holder: str = ""  # a party that sits next to the server
     stale: bool = False  # whether steps may proceed without a party that is missing
     held_out: Mapping[str, int] = field(default_factory=dict)  # rows evaluated by messages, by split; empty: none
+    presence: RowPresence | None = None  # who has which rows; None: all have all, and no other subset is trained for
+    held_out_presence: Mapping[str, RowPresence] = field(default_factory=dict)  # by split, where parties lack such rows
     mapped: Path | None = None  # each participant's own choice: a folder where memories are in files; None: in RAM
 
     def number(self, name: str) -> int:
@@ -50,8 +54,39 @@ class Plan:
 
     @cached_property
     def report_rows(self) -> ReportRows:
-        """Which rows a report covers."""
+        """Which rows a report covers, of a party that has them all."""
         return ReportRows(self.batches, self.agreement.reports == "all")
+
+    def batches_of(self, name: str) -> BatchRows:
+        """Return the batches as a party sees them."""
+        return self._own[name] if self.presence else self.batches
+
+    def report_rows_of(self, name: str) -> ReportRows:
+        """Return which rows a party's report covers."""
+        return self._own_report_rows[name] if self.presence else self.report_rows
+
+    @cached_property
+    def _own(self) -> dict[str, OwnBatches]:
+        masks = self.presence.masks if self.presence else {}
+        return {name: OwnBatches(self.batches, mask) for name, mask in masks.items()}
+
+    @cached_property
+    def _own_report_rows(self) -> dict[str, ReportRows]:
+        return {name: ReportRows(own, self.agreement.reports == "all") for name, own in self._own.items()}
+
+    @cached_property
+    def samples_subsets(self) -> bool:
+        """Whether subsets of the parties that are present are trained for as well."""
+        chosen = self.agreement.subsets
+        return self.presence is not None and (chosen == "sampled" or (chosen == "auto" and self.presence.missing))
+
+    def present(self, step: int) -> PresentBatch | None:
+        """Return who has which rows of a batch; None: all have all."""
+        if self.presence is None:
+            return None
+        mask = take(self.presence.table, self.batches.rows(step)).to(self.dtype)
+        tasks = draw(mask, derive(self.batches.seed, "subsets", step)) if self.samples_subsets else None
+        return PresentBatch(mask, [self._own[name].places(step) for name in self.names], self.widths, tasks)
 
     @cached_property
     def fusion_key(self) -> int:
@@ -67,12 +102,17 @@ class Plan:
     def channel(self, name: str, direction: Direction, key: int = 0) -> Channel:
         """Return one end of the channel that carries a party's representation (up) or cotangent (down)."""
         what = f"{name}'s {'representation' if direction == 'up' else 'cotangent'}"
-        return self._channel(name, self.link(name, direction), self.batches.samples, key, what)
+        return self._channel(name, self.link(name, direction), self.batches_of(name).samples, key, what)
 
     def validation_channel(self, name: str, key: int = 0) -> Channel:
         """Return one end of the channel that carries a party's validation rows, as `up` carries its training rows."""
-        rows = self.held_out.get("validation", 0)
+        rows = self.held_rows(name, "validation")
         return self._channel(name, self.link(name, "up"), rows, key, f"{name}'s validation rows")
+
+    def held_rows(self, name: str, split: str) -> int:
+        """Return how many rows of a held-out split a party has."""
+        presence = self.held_out_presence.get(split)
+        return presence.count(name) if presence else self.held_out.get(split, 0)
 
     def _channel(self, name: str, link: Link, rows: int, key: int, what: str) -> Channel:
         width = self.widths[self.names.index(name)]

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from efvfl.core.batches import Rows
-from efvfl.core.channel import Channel, Packets
+from efvfl.core.channel import Channel, Packets, blocks
 from efvfl.core.fusion import Fusion, StepContext
 from efvfl.core.fusion_updates import refuse_digest
 from efvfl.core.open_reports import OpenReport
@@ -36,15 +36,17 @@ class PrivateLabelsParty:
 
     def receive(self, answer: Message, report: OpenReport) -> None:
         """Take the cotangent of the batch from the server's answer."""
-        if set(answer.packets) != {self.number}:
-            raise ProtocolError(f"expected block {self.number} alone, got blocks {sorted(answer.packets)}.")
-        packets = answer.packets[self.number]
+        expected = {self.number} if len(report.h) else set()
+        if set(answer.packets) != expected:
+            what = f"block {self.number} alone" if expected else "no block for a batch without rows"
+            raise ProtocolError(f"expected {what}, got blocks {sorted(answer.packets)}.")
+        packets = answer.packets.get(self.number, ())
         decoded = self.down.decode(report.rows, packets, len(report.h))
         self._cotangent = self.down.receive(report.rows, packets, decoded)
 
     def cotangent(self, h: Tensor, step: int, turn: int) -> Tensor | None:
         """Return d loss / d G_k, as the server sent it; the exact `h` plays no part."""
-        return self._cotangent
+        return self._cotangent if len(h) else None
 
     def end_step(self, step: int) -> None:
         """Do nothing more."""
@@ -98,18 +100,21 @@ class PrivateLabelsServer:
 
     def answers(self, context: StepContext, reports: Mapping[str, Message], hold: bool) -> dict[str, Message]:
         """Return d loss / d G_k on the batch, to every party its own."""
-        cotangents = self._protected(self.fusion.cotangents(context.slope, self.plan.widths), context.step)
+        cotangents = self._protected(context.cotangents(self.fusion, self.plan.widths), context)
         exact: dict[int, Packets] = {}  # by identity: for a sum or mean all parties get the same tensor
 
-        def packets(channel: Channel, cotangent: Tensor) -> Packets:
+        def packets(name: str, cotangent: Tensor) -> Packets:
+            channel, rows = self.downs[name], self.plan.batches_of(name).rows(context.step)
+            if context.present:
+                return channel.send(rows, context.present.part(self.plan.number(name) - 1, cotangent), context.step)[0]
             if not channel.exact:
-                return channel.send(context.rows, cotangent, context.step)[0]
+                return channel.send(rows, cotangent, context.step)[0]
             if id(cotangent) not in exact:
-                exact[id(cotangent)] = channel.send(context.rows, cotangent, context.step)[0]
+                exact[id(cotangent)] = channel.send(rows, cotangent, context.step)[0]
             return exact[id(cotangent)]
 
         return {
-            name: Message(Kind.COTANGENT, context.step, {number: packets(self.downs[name], cotangent)}, hold)
+            name: Message(Kind.COTANGENT, context.step, blocks({number: packets(name, cotangent)}), hold)
             for number, (name, cotangent) in enumerate(zip(self.plan.names, cotangents, strict=True), start=1)
             if name in reports
         }
@@ -122,7 +127,7 @@ class PrivateLabelsServer:
         """Return the party's downlink."""
         return [self.downs[name]]
 
-    def _protected(self, cotangents: list[Tensor], step: int) -> list[Tensor]:
+    def _protected(self, cotangents: list[Tensor], context: StepContext) -> list[Tensor]:
         """Return cotangents as they may leave the server; the label holder's own, which stays, is exact.
 
         For a sum or mean all parties get the same cotangent with the same noise: from draws of their own, parties that
@@ -131,12 +136,13 @@ class PrivateLabelsServer:
         """
         if not self.protection.on:
             return cotangents
+        same = self.fusion.additive and not (context.present and context.present.tasks)
         source = {
-            place: 0 if self.fusion.additive else place
-            for place, name in enumerate(self.plan.names)
-            if name != self.plan.label_holder
+            place: 0 if same else place for place, name in enumerate(self.plan.names) if name != self.plan.label_holder
         }
-        safe = {p: self.protection.apply(cotangents[p], derive(self.key, step, p)) for p in set(source.values())}
+        safe = {
+            p: self.protection.apply(cotangents[p], derive(self.key, context.step, p)) for p in set(source.values())
+        }
         return [safe[source[place]] if place in source else exact for place, exact in enumerate(cotangents)]
 
     def state_dict(self) -> dict[str, Any]:

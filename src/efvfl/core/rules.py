@@ -32,6 +32,8 @@ class Choices:
     on_missing: str = "wait"
     decides: bool = False  # whether patience or a plateau decides by the loss of validation rows
     evaluation: str | None = None  # None: as it is best
+    missing: bool = False  # whether some parties lack some rows
+    sampled: bool = False  # whether subsets of the parties are sampled
 
     @classmethod
     def of(cls, method: Method, agreement: Agreement, **others: object) -> Choices:
@@ -208,6 +210,34 @@ RULES: tuple[Rule, ...] = (
         "a party has all it needs for exact updates between rounds",
         "Use local_steps, or private labels",
         lambda c: c.agreement.cached.steps and c.shared,
+    ),
+    Rule(
+        "cached steps",
+        "rows that some parties lack, or subsets = 'sampled'",
+        "what is remembered of a batch is the combination of all parties",
+        "Leave out cached.steps, or set subsets = 'off' and leave out such rows",
+        lambda c: c.agreement.cached.steps and (c.missing or c.sampled),
+    ),
+    Rule(
+        "subsets = 'sampled'",
+        "downlink = 'aggregate'",
+        "a party cannot tell from the combination of all what that of a subset is",
+        "Use downlink = 'relay', or subsets = 'off'",
+        lambda c: c.sampled and c.agreement.shared and c.agreement.shared.downlink == "aggregate",
+    ),
+    Rule(
+        "subsets = 'sampled'",
+        "protect",
+        "the cotangents of a row then differ from party to party, and parties that collude learn more than one is told",
+        "Use one of the two: subsets = 'off', or no protection",
+        lambda c: c.sampled and c.protect,
+    ),
+    Rule(
+        "rows that some parties lack, or subsets = 'sampled'",
+        "on_missing = 'stale'",
+        "a row that a party has not reported yet would have to be told from one that it does not have",
+        "Leave it out, or use on_missing = 'wait' or 'stop'",
+        lambda c: (c.missing or c.sampled) and c.on_missing == "stale",
     ),
 )
 

@@ -18,7 +18,7 @@ from efvfl.core.block import Block
 from efvfl.core.cached_steps import ServerBatch, WorkSet
 from efvfl.core.channel import Channel, Packets, refuse_huge
 from efvfl.core.evaluation import ServerEvaluation
-from efvfl.core.fusion import Fusion, StepContext, head_loss
+from efvfl.core.fusion import Fusion, StepContext
 from efvfl.core.plan import Plan
 from efvfl.core.targets import Targets
 from efvfl.errors import CompressionError, ProtocolError
@@ -113,13 +113,15 @@ class Server:
         decoded = self._decoded(reports)
         self.label_mode.before_update(step, reports)
         surrogates = [self._absorb(name, reports.get(name), decoded.get(name)) for name in self.plan.names]
+        present = self.plan.present(step)
         context = StepContext(
             step,
             rows,
-            self.fusion.combine(surrogates),
+            self.fusion.join(surrogates, present),
             self.targets.take(rows),
             self.attendance.taking_part(reports, rows, step),
             self.label_mode.needs_cotangent,
+            present,
         )
         self._answered, self.took_part = context, len(context.targets)
         self.surrogate_loss = float(self._backward(context)) if self.took_part else float("nan")
@@ -145,17 +147,16 @@ class Server:
 
     def _absorb(self, name: str, report: Message | None, decoded: Tensor | None) -> Tensor:
         """G_k <- G_k + C_k: return a party's surrogate on the batch; of one that is away, as it is."""
-        channel, report_rows, step = self.channels[name], self.plan.report_rows, self.step_number
+        channel, report_rows, step = self.channels[name], self.plan.report_rows_of(name), self.step_number
         if report is None or decoded is None:
             return channel.surrogate(self.batches.rows(step))
-        packets = report.packets[self.plan.number(name)]
+        packets = report.packets.get(self.plan.number(name), ())
         return report_rows.batch(channel.receive(report_rows.rows(step), packets, decoded), step)
 
     def _backward(self, context: StepContext, turn: int = 0) -> Tensor:
         """Take the gradient of the loss on the surrogates by x0, and by what is combined where that is needed."""
         self.block.zero_grad()
-        key = derive(self.plan.fusion_key, context.step, turn)
-        loss = head_loss(self.fusion, context.combined, context.targets, self.loss, key)
+        loss = context.loss(self.fusion, self.loss, derive(self.plan.fusion_key, context.step, turn))
         if loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
@@ -172,14 +173,17 @@ class Server:
         return {name: self._decode(name, reports[name]) for name in here}
 
     def _decode(self, name: str, report: Message) -> Tensor:
-        rows, count = self.plan.report_rows.rows(self.step_number), self.plan.report_rows.count(self.step_number)
-        return self.channels[name].decode(rows, report.packets[self.plan.number(name)], count)
+        report_rows, packets = self.plan.report_rows_of(name), report.packets.get(self.plan.number(name), ())
+        rows, count = report_rows.rows(self.step_number), report_rows.count(self.step_number)
+        return self.channels[name].decode(rows, packets, count)
 
     def _check_report(self, name: str, reply: Message) -> None:
         number, step = self.plan.number(name), self.step_number
-        if reply.kind != Kind.REPORT or reply.step != step or set(reply.packets) - {FUSION} != {number}:
+        expected = {number} if self.plan.report_rows_of(name).count(step) else set()
+        if reply.kind != Kind.REPORT or reply.step != step or set(reply.packets) - {FUSION} != expected:
+            what = f"block {number}" if expected else "no block"
             raise ProtocolError(
-                f"{name}: expected REPORT on step {step} with block {number}, got {reply.kind.name} for step "
+                f"{name}: expected REPORT on step {step} with {what}, got {reply.kind.name} for step "
                 f"{reply.step} with blocks {sorted(reply.packets)}."
             )
         self.label_mode.check(step, name, reply.packets.get(FUSION, ()))
@@ -191,7 +195,7 @@ class Server:
             self.evaluation.check(name, reply, asked)
         elif not asked.hold:
             self._check_report(name, reply)
-            decoded, rows = self._decode(name, reply), self.plan.report_rows.rows(self.step_number)
+            decoded, rows = self._decode(name, reply), self.plan.report_rows_of(name).rows(self.step_number)
             refuse_huge(self.channels[name].surrogate_with(rows, decoded), f"{name}'s surrogate")
         elif reply.kind != Kind.READY or reply.step != ready or reply.packets:
             raise ProtocolError(
@@ -201,7 +205,8 @@ class Server:
 
     def _largest(self, surrogates: list[Tensor]) -> str:
         """Say whose values are the largest of a batch, for an error that one of them may have caused."""
-        sizes = {name: float(part.abs().max()) for name, part in zip(self.plan.names, surrogates, strict=True)}
+        named = zip(self.plan.names, surrogates, strict=True)
+        sizes = {name: float(part.abs().max()) for name, part in named if len(part)}
         name = max(sizes, key=lambda name: sizes[name])
         return f"The largest value in this batch, {sizes[name]:.2g}, is one of {name}."
 

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from efvfl.core.agreement import SharedLabels
 from efvfl.core.batches import Rows
-from efvfl.core.channel import Channel, Packets, read_bytes, send_bytes, send_exactly, unpack
+from efvfl.core.channel import Channel, Packets, blocks, read_bytes, send_bytes, send_exactly, unpack
 from efvfl.core.fusion import Fusion, StepContext, head_loss, select
 from efvfl.core.fusion_updates import CompressedReceiver, CompressedSender, FusionReceiver, FusionSender
 from efvfl.core.open_reports import OpenReport
 from efvfl.core.plan import Plan
+from efvfl.core.presence import PresentBatch
 from efvfl.core.targets import Targets
 from efvfl.errors import ProtocolError
 from efvfl.util.rng import derive
@@ -32,10 +33,11 @@ class PartyContext:
     """What a party knows of one step, from the server's answer until the end of the step."""
 
     targets: Targets  # of the rows that take part
-    rest: list[Tensor]  # the others' share of the combination
+    rest: list[Tensor]  # the others' share of the combination; empty where it is made of surrogates every time
     surrogates: list[Tensor] | None  # relay: of all parties
     combined: Tensor | None  # aggregate: as it was received
     mask: Tensor | None  # which rows take part; None: all
+    present: PresentBatch | None = None  # who has which rows; None: all have all
 
 
 class SharedLabelsParty:
@@ -68,44 +70,64 @@ class SharedLabelsParty:
     def receive(self, answer: Message, report: OpenReport) -> None:
         """G_j <- G_j + C_j of all other parties j, and x0: all that the own cotangent depends on."""
         self._check_blocks(answer)
-        mask = self._taking_part(answer, len(report.h))
-        targets = self.targets.take(report.rows).select(mask)
+        count, present = self.plan.batches.count(answer.step), self.plan.present(answer.step)
+        mask = self._taking_part(answer, count)
+        targets = self.targets.take(self.plan.batches.rows(answer.step)).select(mask)
         if self.kind == Kind.AGGREGATE:
-            combined = self._combined(answer, report.surrogate)
+            combined = self._combined(answer, (count, *report.surrogate.shape[1:]), report.surrogate.dtype)
             self.receiver.receive(answer.step, answer.packets.get(FUSION, ()))
-            rest = self.fusion.without(combined, report.surrogate, len(self.plan.names))
-            self._context = PartyContext(targets, rest, None, combined, mask)
+            if present:
+                rest = [combined - self._share(present, report.surrogate)]
+            else:
+                rest = self.fusion.without(combined, report.surrogate, len(self.plan.names))
+            self._context = PartyContext(targets, rest, None, combined, mask, present)
             return
         decoded = self._decoded(answer)  # all of it before any is absorbed: a refused message changes nothing
         self.receiver.receive(answer.step, answer.packets.get(FUSION, ()))
         surrogates = [
             self._absorb(name, answer, decoded) if name in self.peers else report.surrogate for name in self.plan.names
         ]
-        self._context = PartyContext(targets, self.fusion.others(surrogates, self.place), surrogates, None, mask)
+        rest = [] if present else self.fusion.others(surrogates, self.place)
+        self._context = PartyContext(targets, rest, surrogates, None, mask, present)
 
     def cotangent(self, h: Tensor, step: int, turn: int) -> Tensor | None:
         """Return d loss / d h_k at the own exact representation, all else held fixed (equation 3)."""
         context = self._current
-        if not len(context.targets):
+        if not len(context.targets) or not len(h):
             return None
         leaf = h.detach().requires_grad_()
-        combined = select(self.fusion.insert(context.rest, self.place, leaf, len(self.plan.names)), context.mask)
+        joined = select(self._with_own(context, leaf), context.mask)
         key = derive(self.key, step, turn)
-        loss = head_loss(self.fusion, combined, context.targets, self.plan.loss, key, keep_buffers=True)
+        loss = head_loss(self.fusion, joined, context.targets, self.plan.loss, key, True, context.present)
         (cotangent,) = torch.autograd.grad(loss, leaf)
         return cotangent
+
+    def _with_own(self, context: PartyContext, h: Tensor) -> Tensor:
+        """Return what the loss is computed from, with `h` as the own representation."""
+        present = context.present
+        if present is None:
+            return self.fusion.insert(context.rest, self.place, h, len(self.plan.names))
+        if context.surrogates is None:
+            return context.rest[0] + self._share(present, h)
+        parts = [h if j == self.place else part for j, part in enumerate(context.surrogates)]
+        return self.fusion.join(parts, present)
+
+    def _share(self, present: PresentBatch, h: Tensor) -> Tensor:
+        """Return what the own rows add to a sum or mean over those present."""
+        return present.spread(self.place, h) * self.fusion.weights(present.mask)
 
     def end_step(self, step: int) -> None:
         """Repeat the server's update of x0, on surrogates only, if the copy is a replica."""
         context, self._context = self._current, None
         if not self.receiver.follows:
             return
-        combined = context.combined if context.surrogates is None else self.fusion.combine(context.surrogates)
-        assert combined is not None, "a context has surrogates or their combination"
-        combined, block = select(combined, context.mask), self.receiver.block
+        present = context.present
+        joined = context.combined if context.surrogates is None else self.fusion.join(context.surrogates, present)
+        assert joined is not None, "a context has surrogates or their combination"
+        joined, block = select(joined, context.mask), self.receiver.block
         for turn in range(self.shared.local_steps if len(context.targets) else 0):
             key = derive(self.key, step, turn)
-            block.descend(head_loss(self.fusion, combined, context.targets, self.plan.loss, key))
+            block.descend(head_loss(self.fusion, joined, context.targets, self.plan.loss, key, present=present))
         block.end_step(step)
 
     def set_rate(self, rate: float) -> None:
@@ -122,7 +144,7 @@ class SharedLabelsParty:
     def _check_blocks(self, answer: Message) -> None:
         """Refuse blocks that do not belong there; other parties may be missing where that was agreed on."""
         found, parties = set(answer.packets), len(self.plan.names)
-        relayed = {self.plan.number(name) for name in self.peers}
+        relayed = {self.plan.number(name) for name in self.peers if not self._has_none(name, answer.step)}
         expected = {combined_block(parties)} if self.kind == Kind.AGGREGATE else relayed
         if self.plan.stale and self.kind == Kind.RELAY:
             expected = found & expected
@@ -145,27 +167,33 @@ class SharedLabelsParty:
             )
         return torch.from_numpy(mask[:count])
 
-    def _combined(self, answer: Message, surrogate: Tensor) -> Tensor:
+    def _combined(self, answer: Message, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         packets = answer.packets[combined_block(len(self.plan.names))]
         if len(packets) != 1:
             raise ProtocolError(f"the combined representation: expected 1 packet, got {len(packets)}.")
-        return unpack(packets[0], tuple(surrogate.shape), surrogate.dtype, "the combined representation")
+        return unpack(packets[0], shape, dtype, "the combined representation")
 
     def _decoded(self, answer: Message) -> dict[str, Tensor]:
-        rows, count = self.plan.report_rows.rows(answer.step), self.plan.report_rows.count(answer.step)
-        return {
-            name: channel.decode(rows, answer.packets[self.plan.number(name)], count)
-            for name, channel in self.peers.items()
-            if self.plan.number(name) in answer.packets
-        }
+        decoded = {}
+        for name, channel in self.peers.items():
+            rows, number = self.plan.report_rows_of(name), self.plan.number(name)
+            if number in answer.packets:
+                decoded[name] = channel.decode(rows.rows(answer.step), answer.packets[number], rows.count(answer.step))
+        return decoded
 
     def _absorb(self, name: str, answer: Message, decoded: Mapping[str, Tensor]) -> Tensor:
         """Return another party's surrogate on the batch; of one that is away, as it is."""
-        channel, rows = self.peers[name], self.plan.report_rows.rows(answer.step)
-        if name not in decoded:
-            return self.plan.report_rows.batch(channel.surrogate(rows), answer.step)
-        packets = answer.packets[self.plan.number(name)]
-        return self.plan.report_rows.batch(channel.receive(rows, packets, decoded[name]), answer.step)
+        channel, report_rows, step = self.peers[name], self.plan.report_rows_of(name), answer.step
+        rows, packets = report_rows.rows(step), answer.packets.get(self.plan.number(name), ())
+        if name in decoded:
+            return report_rows.batch(channel.receive(rows, packets, decoded[name]), step)
+        if self._has_none(name, step):
+            return channel.decode(rows, packets, 0)
+        return report_rows.batch(channel.surrogate(rows), step)
+
+    def _has_none(self, name: str, step: int) -> bool:
+        """Whether a party has no row to report on at a step."""
+        return not self.plan.report_rows_of(name).count(step)
 
     # Absence, copies of the fusion model, checkpoints.
 
@@ -234,7 +262,8 @@ class SharedLabelsServer:
             what = f"the combination of step {context.step}"
             common[combined_block(parties)] = send_exactly(context.values, what)
         else:
-            relayed = {k: reports[n].packets[k] for k, n in enumerate(self.plan.names, start=1) if n in reports}
+            numbered = enumerate(self.plan.names, start=1)
+            relayed = blocks({k: reports[n].packets.get(k, ()) for k, n in numbered if n in reports})
         if context.mask is not None:
             common[rows_block(parties)] = send_bytes(np.packbits(context.mask.numpy()).tobytes())
         kind = Kind.AGGREGATE if self.aggregate else Kind.RELAY

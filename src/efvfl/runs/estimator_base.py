@@ -7,7 +7,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,19 +19,19 @@ from torch import Tensor, nn
 from efvfl.config.column_types import ColumnType
 from efvfl.config.run_file import RunConfig, read
 from efvfl.config.table_defaults import TABLES
-from efvfl.config.watching import PATIENCE, RECORDS
 from efvfl.core import ranges
 from efvfl.core.fusion import Fusion
 from efvfl.core.losses import Loss
 from efvfl.errors import ConfigError, DataError, DataWarning, InputError, nearest, whole_number
 from efvfl.models.mlp import seeded_model
-from efvfl.runs import estimator_warm_start
-from efvfl.runs.build import head_model, make_optimizer
+from efvfl.runs import estimator_subsets, estimator_warm_start
+from efvfl.runs.build import head_model, make_optimizer, watching
 from efvfl.training import measure
 from efvfl.training.federate import federate
 from efvfl.training.federation import Federation
 from efvfl.training.options import Setup, Training
 from efvfl.training.record import Record
+from efvfl.training.values import PartyValues
 from efvfl.util.extras import optional
 from efvfl.util.rng import derive
 from efvfl.util.threads import torch_threads
@@ -44,14 +44,12 @@ with optional("sklearn", "an estimator"):
 
     from efvfl.data.tables.drift import changes, warnings_about
     from efvfl.data.tables.encode import Encoder, Layout
-    from efvfl.data.tables.splits import stratified
     from efvfl.data.tables.table import as_frame, mark_missing
     from efvfl.models.tables import linear_model, table_model
-    from efvfl.runs.estimator_inputs import Columns, markers, parties_of, table_settings
+    from efvfl.runs.estimator_inputs import Columns, given, index, markers, parties_of, split_rows, table_settings
 
 ModelMaker = Callable[[Layout, int], nn.Module]
 
-VALIDATION = 0.1  # share of the rows that decide when to stop
 FEWEST_VALIDATION = 30  # fewer rows say too little about when to stop
 
 
@@ -79,6 +77,7 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
     types: Mapping[str | int, ColumnType] | None = None  # of columns, by name or index, as in a run file
     missing: Sequence[str] | None = None  # texts that mean a missing value; None: the usual ones
     threads: int = 1  # of torch; small models are fastest with one, 0: as torch decides
+    subsets: bool = False  # a party lacks rows in which all its values are missing; any subset of parties predicts
     warm_start: bool = False  # go on from the parameters of the last fit
     random_state: Any = 0
     verbose: bool = False
@@ -103,6 +102,13 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
     def bytes_down_(self) -> int:
         """The bytes that the server sent during training."""
         return int(self._last_record().bytes_down)
+
+    @property
+    def party_values_(self) -> PartyValues:
+        """How well every subset of parties predicts the validation rows, and what each party is worth by that."""
+        check_is_fitted(self)
+        values: PartyValues = self.federation_.party_values()
+        return values
 
     def _last_record(self) -> Record:
         check_is_fitted(self)
@@ -148,18 +154,19 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         labels: Tensor,
         loss: Loss,
         outputs: int,
-        strata: NDArray[Any],
         weights: NDArray[np.float64] | None,
     ) -> None:
         """Split off the validation rows, encode each party's columns, and train."""
         seed = self._seed()
-        stops, share = self._stopping(len(strata))
-        rows, validation = _split(strata, seed, share)
         run = self._run(seed, loss.name)
+        stops, share = self._stopping(run, len(labels))
+        rows, validation = split_rows(len(labels), seed, share)
         self._fit_encoders(frame, rows)
         features = self._features(frame)
+        if (present := self._present(frame)) is not None:
+            features = estimator_subsets.blanked(features, present)
         local = {name: self._local_model(run, name, encoder.layout) for name, encoder in self.encoders_.items()}
-        head = head_model(run, [run.model.width] * len(local), outputs)
+        head = head_model(run, [run.model.width] * len(local), outputs, loss.name)
         if self._continues:
             last = [*self._models, self._fusion.head]
             estimator_warm_start.take_over([*local, "the server"], [*local.values(), head], last)
@@ -169,7 +176,7 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
             local,
             head,
             method=run.method.build(),
-            agreement=run.agreement.build(),
+            agreement=replace(run.agreement.build(), subsets="sampled" if self.subsets else "off"),
             validation=(
                 {name: x[validation] for name, x in features.items()},
                 labels[validation],
@@ -181,11 +188,11 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
                 batch_size=run.batch_size,
                 seed=run.seed,
                 weights=None if weights is None else weights[rows],
-                patience=PATIENCE if stops else 0,
+                patience=watching(run).patience if stops else 0,
             ),
             setup=Setup(combine=run.fusion.combine, label_holder=run.label_holder),
         )
-        self.records_ = self._learn(self.federation_, run.epochs, stops)
+        self.records_ = self._learn(self.federation_, run)
         self._models: list[nn.Module] = [_for_prediction(module) for module in self.federation_.models]
         self._fusion: Fusion = _for_prediction(self.federation_.fusion)
 
@@ -196,10 +203,10 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
             estimator_warm_start.check_columns(self.encoders_, parties)
             self._warn_of_changes(frame)
             return
-        settings = table_settings(parties, frame.columns, self.types, self.missing)
+        settings, own = table_settings(parties, frame.columns, self.types, self.missing), self._own_rows(frame[rows])
         with _input():
             self.encoders_: dict[str, Encoder] = {
-                n: Encoder.fit(frame[rows].select(c), settings[n]) for n, c in parties.items()
+                n: Encoder.fit(own[n].select(c), settings[n]) for n, c in parties.items()
             }
         _warn([text for e in self.encoders_.values() for text in (*e.doubts, *(u.text() for u in e.unreadable(frame)))])
 
@@ -208,9 +215,9 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _stopping(self, rows: int) -> tuple[bool, float]:
+    def _stopping(self, run: RunConfig, rows: int) -> tuple[bool, float]:
         """Return whether validation rows decide when to stop, and the share of the rows that is held out."""
-        share = VALIDATION if self.validation_fraction is None else float(self.validation_fraction)
+        share = run.data.validation if self.validation_fraction is None else float(self.validation_fraction)
         if self.early_stopping == "auto":
             stops = share * rows >= FEWEST_VALIDATION
         elif isinstance(self.early_stopping, bool | np.bool):
@@ -223,7 +230,7 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
 
     def _run(self, seed: int, loss: str) -> RunConfig:
         """Return the parameters as a checked run configuration; what is None has the default of run files on tables."""
-        whole = {name: _index(getattr(self, name)) for name in ("epochs", "batch_size")}
+        whole = {name: index(getattr(self, name)) for name in ("epochs", "batch_size")}
         hidden = None if self.hidden is None else [operator.index(units) for units in self.hidden]
         linear = {"name": "linear"} if self.model == "linear" else {"hidden": hidden}
         optimizer = None if self.optimizer is None else dict(self.optimizer)
@@ -233,10 +240,10 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
             "loss": loss,
             "label_holder": self.label_holder,
             "data": {"name": TABLES},
-            "model": _given({"width": _index(self.width), **linear}),
-            "method": {"name": self.method, **{name: dict(table) for name, table in _given(compressors).items()}},
+            "model": given({"width": index(self.width), **linear}),
+            "method": {"name": self.method, **{name: dict(table) for name, table in given(compressors).items()}},
             "agreement": {"labels": self.labels},
-            **_given(whole | {"optimizer": optimizer}),
+            **given(whole | {"optimizer": optimizer}),
         }
         run = read(RunConfig, table, type(self).__name__)
         whole_number("epochs", run.epochs, least=1)
@@ -246,7 +253,7 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         chosen, width = run.model, run.model.width
         make: Callable[[], nn.Module]
         if self.model == "table":
-            make = partial(table_model, layout, width, chosen.hidden, chosen.activation, chosen.last)
+            make = partial(table_model, layout, width, chosen.hidden, chosen.activation, chosen.last, chosen.skip)
         elif self.hidden:
             raise ConfigError(f"hidden = {list(self.hidden)} needs model = 'table': remove it.")
         elif callable(self.model):
@@ -258,14 +265,13 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
             raise ConfigError(f"there is no model {self.model!r}. {hint} Or pass a function (layout, width) -> module.")
         return seeded_model(derive(run.seed, "party", name, "init"), make)
 
-    def _learn(self, federation: Federation, epochs: int, stops: bool) -> list[Record]:
+    def _learn(self, federation: Federation, run: RunConfig) -> list[Record]:
         """Train and return the records; with early stopping, the best model is in place then."""
-        every = 1 if stops else -(-epochs // RECORDS)
         records: list[Record] = []
-        for record in federation.train(epochs, every, gradient=False):
+        for record in federation.train(run.epochs, watching(run).every, gradient=False):
             records.append(record)
             if self.verbose:
-                print(_line(record, epochs))
+                print(_line(record, run.epochs))
         return records
 
     def _features(self, frame: polars.DataFrame) -> dict[str, Tensor]:
@@ -275,10 +281,11 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
 
     def _warn_of_changes(self, frame: polars.DataFrame) -> None:
         """Warn once about all that differs from the training rows."""
-        texts = []
-        for name, encoder in self.encoders_.items():
-            found = (u.text() for u in encoder.unreadable(frame))
-            texts += [f"{name}, {text}" for text in (*found, *warnings_about(changes(encoder, frame)))]
+        texts, own = [], {name: rows for name, rows in self._own_rows(frame).items() if rows.height}
+        for name, rows in own.items():
+            encoder = self.encoders_[name]
+            found = (u.text() for u in encoder.unreadable(rows))
+            texts += [f"{name}, {text}" for text in (*found, *warnings_about(changes(encoder, rows)))]
         _warn(texts)
 
     def _output(self, X: Any) -> NDArray[np.float64]:
@@ -287,9 +294,18 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         frame = self._table(X, fitting=False)
         features = [x.double() for x in self._features(frame).values()]
         self._warn_of_changes(frame)
+        present = self._present(frame)
         with self._computing():
-            output: NDArray[np.float64] = measure.predict(self._models, self._fusion, features).numpy()
+            output: NDArray[np.float64] = measure.predict(self._models, self._fusion, features, present).numpy()
         return output
+
+    def _present(self, frame: polars.DataFrame) -> Tensor | None:
+        """Return which rows every party has; None: all have all."""
+        return estimator_subsets.present(frame, parties_of(self.columns, frame.columns)) if self.subsets else None
+
+    def _own_rows(self, frame: polars.DataFrame) -> dict[str, polars.DataFrame]:
+        """Return the rows that every party has."""
+        return estimator_subsets.own_rows(frame, list(parties_of(self.columns, frame.columns)), self._present(frame))
 
 
 @contextmanager
@@ -306,26 +322,6 @@ def _warn(texts: Sequence[str]) -> None:
     """Warn once about all of these."""
     if texts:
         warnings.warn("\n".join(texts), DataWarning, stacklevel=4)
-
-
-def _split(strata: NDArray[Any], seed: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the training and the validation rows, stratified by class."""
-    if not share:
-        return np.arange(len(strata)), np.arange(0)
-    split = stratified([str(row) for row in range(len(strata))], strata, seed, (share, 0.0))
-    if not len(split["validation"]):
-        raise ConfigError(f"validation_fraction = {share:g} of {len(strata)} rows is less than one row: increase it.")
-    return split["train"], split["validation"]
-
-
-def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that are not left to the defaults."""
-    return {name: value for name, value in parameters.items() if value is not None}
-
-
-def _index(value: Any) -> int | None:
-    """Return a whole number of Python's or numpy's; None stays."""
-    return None if value is None else operator.index(value)
 
 
 def _line(record: Record, epochs: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ with optional("sklearn", "an estimator"):
     from sklearn.utils.validation import assert_all_finite, check_consistent_length, column_or_1d
 
     from efvfl.data.tables.encode import TableSettings
+    from efvfl.data.tables.splits import split_of
 
 Columns = Mapping[str, Sequence[str | int]]
 
@@ -100,3 +102,23 @@ def _column(key: str | int, names: list[str], owner: str) -> str:
     if not 0 <= key < len(names):
         raise ConfigError(f"expected column indices of {owner} from 0 to {len(names) - 1}, got {key}.")
     return names[key]
+
+
+def split_rows(rows: int, seed: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the training and the validation rows, cut and ordered as by a run file whose ids are the row numbers."""
+    ids = sorted(map(str, range(rows)), key=str.encode)
+    split = split_of(ids, seed, (share, 0.0))
+    if share and not len(split["validation"]):
+        raise ConfigError(f"validation_fraction = {share:g} of {rows} rows is less than one row: increase it.")
+    numbers = np.asarray(ids, dtype=np.int64)
+    return numbers[split["train"]], numbers[split["validation"]]
+
+
+def given(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that are not left to the defaults."""
+    return {name: value for name, value in parameters.items() if value is not None}
+
+
+def index(value: Any) -> int | None:
+    """Return a whole number of Python's or numpy's; None stays."""
+    return None if value is None else operator.index(value)

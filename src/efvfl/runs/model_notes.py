@@ -97,4 +97,4 @@ def local_note(config: RunConfig, name: str, columns: Tensor) -> Local:
 
 def head_note(config: RunConfig, widths: Mapping[str, int], classes: int, names: tuple[str, ...] = ()) -> Head:
     """Return what is to be kept of the fusion model."""
-    return Head(config.fusion, dict(widths), head_outputs(config, classes), config.loss, names)
+    return Head(config.fusion, dict(widths), head_outputs(config.loss, classes), config.loss, names)

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from efvfl.training.callbacks import Callback, Step
+from efvfl.training.callbacks import Callback, TrainingStep
 from efvfl.training.record import Record
 from efvfl.util.extras import optional
 
@@ -26,7 +26,7 @@ Settings = Mapping[str, Any]  # of a run, such as `dataclasses.asdict(config)`; 
 class _Tracking(Callback, abc.ABC):
     """A callback that writes numbers by name and step, and is closed when a run ends."""
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: TrainingStep) -> None:
         """Write the loss of a step."""
         if math.isfinite(step.loss):
             self.write({"step/loss": step.loss}, step.number)

@@ -15,7 +15,7 @@ from typing import Any
 
 from efvfl.core.server import Server
 from efvfl.errors import ConfigError
-from efvfl.training.callbacks import Callback, Step
+from efvfl.training.callbacks import Callback, TrainingStep
 from efvfl.training.examination import Examination
 from efvfl.training.record import NAN, Observation, Record
 from efvfl.training.schedule import Schedule
@@ -232,7 +232,7 @@ class Driver:
     def _tell_of_step(self) -> None:
         server, ledger = self.server, self.transport.ledger
         totals = ledger.total("up"), ledger.total("down")
-        step = Step(server.step_number, self.epoch, server.surrogate_loss, *totals, self.seconds)
+        step = TrainingStep(server.step_number, self.epoch, server.surrogate_loss, *totals, self.seconds)
         for callback in self.callbacks:
             callback.on_step(step)
 
@@ -257,5 +257,6 @@ class Driver:
         """Add the paper's count of the reports."""
         sent = [name for name in replies if name not in self.transport.here]
         for name in sent:
-            packets = replies[name].packets[self.server.plan.number(name)]
-            self.paper_bits += self.server.channels[name].paper_bits_received(packets, step)
+            packets = replies[name].packets.get(self.server.plan.number(name), ())
+            if packets:
+                self.paper_bits += self.server.channels[name].paper_bits_received(packets, step)

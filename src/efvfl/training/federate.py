@@ -21,6 +21,7 @@ from efvfl.core.losses import Loss
 from efvfl.core.methods import Method, svfl
 from efvfl.core.party import Party
 from efvfl.core.plan import Plan
+from efvfl.core.presence import RowPresence, everybody
 from efvfl.errors import ConfigError, describe
 from efvfl.training import inputs
 from efvfl.training.federation import Federation
@@ -68,24 +69,27 @@ def federate(
     training, setup = training or Training(), setup or Setup()
     inputs.check_settings(method=method, agreement=agreement, training=training, setup=setup)
     inputs.check_module(head, "the head")
-    names, train = inputs.training_rows(features, labels, training.weights)
+    names, train = inputs.training_rows(features, labels, training)
     seed_of = inputs.seeds(training.seed, training.private_seeds, names)
     _check_setup(setup, names, len(train.labels))
     splits = {"train": train, **inputs.held_out_splits({"validation": validation, "test": test}, names, train)}
-    fusion, local = Fusion(head, setup.combine), inputs.modules(models, names)
+    agreement, local = agreement or Agreement(), inputs.modules(models, names)
     widths, dtype = _widths(local, dict(zip(names, train.features, strict=True)))
-    seed = derive(training.seed, "batches")
+    seed, presence = derive(training.seed, "batches"), _presence(names, splits, agreement, setup)
+    fusion = Fusion(head, setup.combine, widths if presence else None, setup.shows_presence)
     plan = Plan(
         names=names,
         widths=widths,
         dtype=dtype,
         batches=Batches(len(train.labels), training.batch_size, seed, training.batch_order),
         method=method or svfl(),
-        agreement=agreement or Agreement(),
+        agreement=agreement,
         loss=losses.lookup(training.loss),
         optimizer=training.optimizer,
         label_holder=setup.label_holder,
         held_out={n: len(s.labels) for n, s in splits.items() if n != "train"} if training.by_messages else {},
+        presence=presence,
+        held_out_presence={n: _of_table(names, s.present) for n, s in splits.items() if s.present is not None},
         mapped=None if setup.mapped is None else Path(setup.mapped),
     )
     rules.check(_choices(plan, setup, training))
@@ -97,12 +101,45 @@ def federate(
     columns: list[Tensor | Source] = [*(setup.sources or train.features)]
     for place, (name, module, x) in enumerate(zip(names, local, columns, strict=True)):
         party_seed = derive(seed_of[name], "party", name)
-        model = plain_model(plan, name, module, x, party_seed)
+        model = plain_model(plan, name, module, _own_rows(x, presence, name), party_seed)
         shared = SharedParts(train.targets, copy.deepcopy(fusion), None if setup.wire else server.channels)
-        own = {split: rows.features[place] for split, rows in later.items()}
+        own = {split: rows.of_party(place) for split, rows in later.items()}
         parties[name] = make_party(plan, name, model, party_seed, None if plan.agreement.private else shared, own)
     transport = LocalTransport(parties, here=[setup.label_holder] if setup.label_holder else [], wire=setup.wire)
     return Federation(server, transport, splits, plan.agreement.window_here, training.patience)
+
+
+def _presence(names: list[str], splits: Mapping[str, Split], agreement: Agreement, setup: Setup) -> RowPresence | None:
+    """Return who has which training rows; None: all have all, and nothing is trained for fewer."""
+    train = splits["train"]
+    if train.present is None and agreement.subsets != "sampled" and not setup.shows_presence:
+        for name, split in splits.items():
+            if split.present is not None:
+                raise ConfigError(
+                    f"the {name} rows: expected all parties to have all rows, as in training, got rows that some lack: "
+                    "fill rows of nothing but NaN, or set subsets='sampled' in the agreement."
+                )
+        return None
+    if train.present is None:
+        return everybody(names, len(train.labels))
+    presence = _of_table(names, train.present)
+    presence.check_parties()
+    return presence
+
+
+def _of_table(names: list[str], present: Tensor) -> RowPresence:
+    presence = RowPresence({name: present[:, place].contiguous() for place, name in enumerate(names)})
+    presence.check_rows()
+    return presence
+
+
+def _own_rows(x: Tensor | Source, presence: RowPresence | None, name: str) -> Tensor | Source:
+    """Return the columns of the rows that a party has."""
+    if presence is None or bool(presence.masks[name].all()):
+        return x
+    if not isinstance(x, Tensor):
+        raise ConfigError("sources: expected none where rows are missing, got some: give tables as features alone.")
+    return x[presence.masks[name]]
 
 
 def _choices(plan: Plan, setup: Setup, training: Training) -> rules.Choices:
@@ -115,6 +152,8 @@ def _choices(plan: Plan, setup: Setup, training: Training) -> rules.Choices:
         mapped=plan.mapped is not None,
         decides=training.decides,
         evaluation=training.evaluation,
+        missing=plan.presence is not None and plan.presence.missing,
+        sampled=plan.samples_subsets,
     )
 
 
@@ -174,6 +213,28 @@ def _check_parts(plan: Plan, splits: Mapping[str, Split], models: Sequence[nn.Mo
         plan.loss.check_weights(split.weights)
         _try_out(split, models, fusion, plan.loss, what)
     check_batches(plan.batches, [*models, fusion])
+    _check_presence(plan, models)
+
+
+def _check_presence(plan: Plan, models: Sequence[nn.Module]) -> None:
+    """Refuse what does not work on the part of a batch that a party has, or without losses of single rows."""
+    if plan.samples_subsets and plan.loss.each is None:
+        raise ConfigError(
+            f"loss {plan.loss.name!r}: subsets are sampled, so expected `each`, its losses of single rows, got none: "
+            "pass Loss(..., each=function), or set subsets='off' in the agreement."
+        )
+    if plan.presence is None or plan.batches.full:
+        return
+    for name, model in zip(plan.names, models, strict=True):
+        if not bool(plan.presence.masks[name].all()) and _normalises(model):
+            raise ConfigError(
+                f"the local model of {name!r} normalises over batches, and {name!r} lacks rows, so that its part of a "
+                "batch may be one row: use layer or group normalisation."
+            )
+
+
+def _normalises(module: nn.Module) -> bool:
+    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
 
 
 def _try_out(split: Split, models: Sequence[nn.Module], fusion: Fusion, loss: Loss, what: str) -> None:
@@ -183,8 +244,9 @@ def _try_out(split: Split, models: Sequence[nn.Module], fusion: Fusion, loss: Lo
         rows = torch.cat([rows, split.labels.argmax().reshape(1)])  # a class the head may have no output for
     output = None
     try:
-        output = predict(models, fusion, [x[rows] for x in split.features])
-        found = loss(output, split.labels[rows], None if split.weights is None else split.weights[rows])
+        few = split.part(rows)
+        output = predict(models, fusion, few.features, few.present)
+        found = loss(output, few.labels, few.weights)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         shape = "" if output is None else f" The head gives shape {tuple(output.shape[1:])} for a row."
         if shape and loss.labels == "classes":
@@ -205,8 +267,7 @@ def _ended(error: Exception) -> str:
 def check_batches(batches: Batches, modules: Sequence[nn.Module]) -> None:
     """Refuse batches of one row where a layer needs the statistics of several."""
     smallest = min(batches.count(step) for step in (0, batches.per_epoch - 1))
-    normed = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for module in modules for part in module.modules())
-    if smallest == 1 and normed:
+    if smallest == 1 and any(_normalises(module) for module in modules):
         raise ConfigError(
             f"{batches.samples:,} rows in batches of {batches.size} leave a batch of one row, and batch normalisation "
             "needs more: choose another batch_size, or group normalisation."

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from efvfl.core.fusion import Fusion
 from efvfl.core.party import Party
 from efvfl.core.server import Server
-from efvfl.errors import CheckpointError, EfvflError, whole_number
-from efvfl.training import inputs, measure
+from efvfl.errors import CheckpointError, ConfigError, EfvflError, whole_number
+from efvfl.training import inputs, measure, values
 from efvfl.training.callbacks import Callback
 from efvfl.training.driver import Driver
 from efvfl.training.inputs import Columns
 from efvfl.training.measure import Split
+from efvfl.training.missing_rows import Masks
 from efvfl.training.record import Observation, Record
 from efvfl.training.schedule import Schedule
 from efvfl.training.transport import LocalTransport
+from efvfl.training.values import Metric, PartyValues, ScoredRows
 from efvfl.wire.ledger import Ledger
 
 
@@ -124,7 +127,7 @@ class Federation:
         models, fusion, loss = self.models, self.fusion, self.server.loss
         train = self.splits["train"]
         slope = measure.gradient(models, fusion, train, loss) if gradient else None
-        output = slope.output if slope else measure.predict(models, fusion, train.features)
+        output = slope.output if slope else measure.predict(models, fusion, train.features, train.present)
         splits = {name: split for name, split in self.splits.items() if held_out and name != "train"}
         seen = {name: measure.evaluate(models, fusion, split, loss) for name, split in splits.items()}
         return Observation(
@@ -141,16 +144,56 @@ class Federation:
         The exact representations of all training rows may be given.
         """
         features, total = self.splits["train"].features, 0.0
-        for place, party in enumerate(self.parties.values()):
-            rows = None if party.reporting else party.plan.report_rows.rows(party.step)
+        for place, (name, party) in enumerate(self.parties.items()):
+            rows = None if party.reporting else party.report_rows.rows(party.step)
             h = representations[place] if representations else measure.represent(party.block.module, features[place])
-            total += measure.distortion(party.up, h, rows, party.step)
+            presence = party.plan.presence
+            total += measure.distortion(party.up, h[presence.masks[name]] if presence else h, rows, party.step)
         return total
 
-    def predict(self, features: Columns) -> Tensor:
-        """Return the trained network's output for new rows, a table of columns for each party, as in `federate`."""
-        like = self.splits["train"].features if "train" in self.splits else []
-        return measure.predict(self.models, self.fusion, inputs.new_rows(features, list(self.parties), like))
+    def predict(self, features: Columns, present: Masks | None = None) -> Tensor:
+        """Return the trained network's output for new rows, a table of columns for each party, as in `federate`.
+
+        Parties may lack rows: those of nothing but NaN, all if they are left out, or what `present` says, which is a
+        mask for each party, or the names of those that have all rows.
+        """
+        names, like = list(self.parties), self.splits["train"].features if "train" in self.splits else []
+        tables, mask = inputs.new_rows(features, names, like, present)
+        if mask is not None:
+            self._check_subsets(mask)
+        return measure.predict(self.models, self.fusion, tables, mask)
+
+    def party_values(
+        self, split: str = "validation", metric: Metric | None = None, resamples: int = values.RESAMPLES
+    ) -> PartyValues:
+        """Return how well every subset of parties predicts held-out rows, and what each party is worth by that.
+
+        `metric` is a function of output and labels, larger is better; None: that of the loss.
+        """
+        self._check_subsets()
+        if split not in self.splits:
+            raise ConfigError(f"split: expected one of {list(self.splits)}, got {split!r}: give it to federate.")
+        held, loss = self.splits[split], self.server.loss
+        parts = [measure.represent(model, x) for model, x in zip(self.models, held.features, strict=True)]
+        everybody = torch.ones(len(held.labels), len(parts), dtype=torch.bool)
+        rows = ScoredRows(self.fusion, parts, everybody if held.present is None else held.present, held.labels)
+        name = getattr(metric, "__name__", "metric") if metric else loss.metric_name
+        return values.party_values(rows, list(self.parties), metric or loss.metric, name, resamples)
+
+    def _check_subsets(self, mask: Tensor | None = None) -> None:
+        """Refuse to predict from subsets that nothing was trained for."""
+        if self.server.plan.presence is None:
+            raise ConfigError(
+                "this model was trained for all parties together, and rows that some lack were asked for: train with "
+                "rows missing or with Agreement(subsets='sampled'). Rows of nothing but NaN are missing ones."
+            )
+        if mask is not None and not bool(mask.any(dim=1).all()):
+            raise ConfigError("expected every row at one party at least, got rows at none: leave them out.")
+
+    def held_out_output(self, split: str) -> Tensor:
+        """Return the output on validation or test rows: at the end of training as the server saw them, else exactly."""
+        sent = self.driver.examination.outputs if self.driver.examination else {}
+        return sent[split] if split in sent else self.predict(self.splits[split].features)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on bit for bit, between any two steps."""

@@ -18,6 +18,7 @@ from efvfl.core.methods import Method
 from efvfl.core.targets import scaled
 from efvfl.errors import ConfigError, describe, nearest, whole_number
 from efvfl.training.measure import Split
+from efvfl.training.missing_rows import Masks, masks_of, set_aside, with_left_out
 from efvfl.training.options import Setup, Training
 
 Columns = Mapping[str, Any] | Sequence[Any]  # a table of numbers for each party
@@ -90,13 +91,15 @@ def row_weights(weights: Any, rows: int, what: str = "weights") -> Tensor | None
     return None if weights is None else scaled(tensor(weights, what), rows, what)
 
 
-def training_rows(features: Columns, labels: Any, weights: Any = None) -> tuple[list[str], Split]:
+def training_rows(features: Columns, labels: Any, training: Training) -> tuple[list[str], Split]:
     """Return the parties' names, and the rows to train on."""
     named, target = columns(features), targets(labels)
     if not len(target):
         raise ConfigError("expected at least one label, got none.")
     _check_lengths(named, len(target), "training")
-    return list(named), Split(list(named.values()), target, row_weights(weights, len(target)))
+    weights = row_weights(training.weights, len(target))
+    named, present = set_aside(named, masks_of(training.present, list(named), len(target)))
+    return list(named), Split(list(named.values()), target, weights, present)
 
 
 def held_out(pair: Any, names: list[str], train: Split, what: str) -> Split | None:
@@ -117,7 +120,8 @@ def held_out(pair: Any, names: list[str], train: Split, what: str) -> Split | No
             f"{train.labels.dtype} of shape {tuple(train.labels.shape)}: both must be of one kind."
         )
     weights = row_weights(pair[2] if weighted else None, len(target), f"{what} weights")
-    return Split(list(named.values()), target, weights)
+    found, present = _set_aside(named, {}, what)
+    return Split(found, target, weights, present)
 
 
 def held_out_splits(pairs: Mapping[str, Any], names: list[str], train: Split) -> dict[str, Split]:
@@ -149,19 +153,32 @@ def rows_of(features: Columns, names: list[str], like: Sequence[Tensor], what: s
                 f"the {what} columns of {name!r}: expected {expected.dtype} of shape (rows, "
                 f"{', '.join(map(str, expected.shape[1:]))}), as in training, got {x.dtype} of {tuple(x.shape)}."
             )
-        check_finite(x, name, f" in the {what} rows")
     return found
 
 
-def new_rows(features: Columns, names: list[str], like: Sequence[Tensor]) -> list[Tensor]:
-    """Return rows to predict, as many of every party."""
-    found = rows_of(features, names, like, "new")
+def new_rows(
+    features: Columns, names: list[str], like: Sequence[Tensor], given: Masks | None = None
+) -> tuple[list[Tensor], Tensor | None]:
+    """Return rows to predict, as many of every party, and who has which: None: all have all.
+
+    A party has no row if it is left out of the features. `given` are masks, or the names of those who have all rows.
+    """
+    tables, left_out = with_left_out(features, names, like)
+    found = rows_of(tables, names, like, "new")
     counts = {name: len(x) for name, x in found.items()}
     if len(set(counts.values())) > 1:
         raise ConfigError(f"new rows: expected the same rows of all parties, in one order, got {counts}.")
     if not all(counts.values()):
         raise ConfigError("expected at least one row to predict, got none.")
-    return list(found.values())
+    return _set_aside(found, masks_of(given, names, counts[names[0]]) | left_out, "new")
+
+
+def _set_aside(named: dict[str, Tensor], masks: Mapping[str, Tensor], what: str) -> tuple[list[Tensor], Tensor | None]:
+    """Return columns without gaps but for rows that are missing, which are zero, and who has which."""
+    found, present = set_aside(named, masks)
+    for name, x in found.items():
+        check_finite(x, name, f" in the {what} rows")
+    return list(found.values()), present
 
 
 def check_finite(x: Tensor, name: str, where: str = "") -> None:

@@ -29,16 +29,22 @@ class Split:
     features: Sequence[Tensor]  # one tensor for each party, same number of rows
     labels: Tensor
     weights: Tensor | None = None  # of the rows in the loss, with a mean of 1; None: all count alike
+    present: Tensor | None = None  # who has which rows, bool, shape (rows, parties); None: all have all
 
     @property
     def targets(self) -> Targets:
         """Labels and weights."""
         return Targets(self.labels, self.weights)
 
+    def of_party(self, place: int) -> Tensor:
+        """Return the columns of the rows that a party has."""
+        return self.features[place] if self.present is None else self.features[place][self.present[:, place]]
+
     def part(self, rows: slice | Tensor) -> Split:
         """Return some of the rows."""
         weights = None if self.weights is None else self.weights[rows]
-        return Split([x[rows] for x in self.features], self.labels[rows], weights)
+        present = None if self.present is None else self.present[rows]
+        return Split([x[rows] for x in self.features], self.labels[rows], weights, present)
 
     def chunks(self) -> Iterator[Split]:
         """Yield the rows a part at a time."""
@@ -46,12 +52,24 @@ class Split:
             yield self.part(slice(start, start + CHUNK))
 
 
-def predict(models: Sequence[nn.Module], fusion: Fusion, features: Sequence[Tensor]) -> Tensor:
+def predict(
+    models: Sequence[nn.Module], fusion: Fusion, features: Sequence[Tensor], present: Tensor | None = None
+) -> Tensor:
     """Return the network's output on uncompressed representations, shape (rows, outputs)."""
     rows = len(features[0])
+
+    def output(part: slice) -> Tensor:
+        found = [model(x[part]) for model, x in zip(models, features, strict=True)]
+        predicted: Tensor = fusion(found, mask_for(present, part, found[0].dtype))
+        return predicted
+
     with torch.no_grad(), evaluating([*models, fusion]):
-        parts = (slice(start, start + CHUNK) for start in range(0, rows, CHUNK))
-        return torch.cat([fusion([m(x[part]) for m, x in zip(models, features, strict=True)]) for part in parts])
+        return torch.cat([output(slice(start, start + CHUNK)) for start in range(0, rows, CHUNK)])
+
+
+def mask_for(present: Tensor | None, part: slice, dtype: torch.dtype) -> Tensor | None:
+    """Return who has which of some rows, as a fusion model takes it."""
+    return None if present is None else present[part].to(dtype)
 
 
 def scores(output: Tensor, targets: Targets, loss: Loss) -> dict[str, float]:
@@ -62,7 +80,7 @@ def scores(output: Tensor, targets: Targets, loss: Loss) -> dict[str, float]:
 
 def evaluate(models: Sequence[nn.Module], fusion: Fusion, split: Split, loss: Loss) -> dict[str, float]:
     """Return the mean loss and the metric of a split."""
-    return scores(predict(models, fusion, split.features), split.targets, loss)
+    return scores(predict(models, fusion, split.features, split.present), split.targets, loss)
 
 
 @dataclass(frozen=True)
@@ -83,7 +101,7 @@ def gradient(models: Sequence[nn.Module], fusion: Fusion, split: Split, loss: Lo
         for chunk in split.chunks():
             parts = [m(x) for m, x in zip(models, chunk.features, strict=True)]
             found.append([h.detach() for h in parts])
-            output = fusion(parts)
+            output = fusion(parts, mask_for(chunk.present, slice(None), parts[0].dtype))
             outputs.append(output.detach())
             share = loss(output, chunk.labels, chunk.weights) * (len(chunk.labels) / len(split.labels))
             for into, part in zip(total, torch.autograd.grad(share, parameters, allow_unused=True), strict=True):

@@ -17,7 +17,7 @@ from efvfl.core.protection import Protection
 from efvfl.errors import ConfigError, describe
 
 # exact: at every record validation and test rows are evaluated exactly, beside the protocol. compressed: by messages,
-# validation rows through the compressor of training rows, and test rows, and both exactly, once at the end.
+# validation rows through the compressor of training rows, and test rows, and both finely, once at the end.
 Evaluation = Literal["exact", "compressed"]
 
 
@@ -39,6 +39,7 @@ class Training:
     private_seeds: Mapping[str, int] | None = (
         None  # of participants whose seed is not to follow from `seed`; '': server
     )
+    present: Any = None  # which training rows each party has, a mask for each; None: all but rows of nothing but NaN
     weights: Any = None  # how much each training row counts in the loss, in any form of labels; None: all alike
     patience: int = 0  # epochs without a better validation loss until it stops, and the best model is kept; 0: never
     evaluation: Evaluation | None = None  # None: compressed where patience or a plateau needs it, else exact
@@ -78,6 +79,7 @@ class Setup:
     protect: Protection = field(default_factory=Protection)  # of cotangents before they leave the label holder
     sources: Sequence[Source] | None = None  # what parties train on in place of `features`, such as augmented images
     wire: bool = False  # send every message through its bytes, which changes nothing but time
+    shows_presence: bool = False  # a further input of the head for each party: 1 where it has the row, else 0
     mapped: Path | str | None = None  # a folder where memories lie in files, for more rows than RAM has room for
 
     def __post_init__(self) -> None:

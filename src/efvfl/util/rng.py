@@ -53,6 +53,19 @@ def uniform(key: np.uint64, position: np.uint64) -> float:
 
 
 @kernel
+def _uniforms(key: np.uint64, out: NDArray[np.float64]) -> None:
+    for i in range(out.size):
+        out[i] = uniform(key, np.uint64(i))
+
+
+def uniforms(key: int, count: int) -> NDArray[np.float64]:
+    """Return the uniform draws at positions 0 to `count` - 1."""
+    out = np.empty(count, dtype=np.float64)
+    _uniforms(np.uint64(key), out)
+    return out
+
+
+@kernel
 def _permute(key: np.uint64, size: int, start: int, out: NDArray[np.int64]) -> None:
     half = np.uint64(1)
     while (np.int64(1) << np.int64(np.uint64(2) * half)) < size:

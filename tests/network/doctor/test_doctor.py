@@ -23,8 +23,8 @@ from efvfl.errors import ProtocolError
 from efvfl.network import handshake
 from efvfl.network.doctor import line_probe
 from efvfl.network.doctor.checkup import Checkup
+from efvfl.network.doctor.diagnosis import Diagnosis
 from efvfl.network.doctor.estimate import estimate
-from efvfl.network.doctor.finding import Finding
 from efvfl.network.doctor.line_probe import PROTOCOL, Talk, visit
 from efvfl.network.doctor.listening import Waiting, open_listener
 from efvfl.network.doctor.machine import Machine
@@ -91,13 +91,13 @@ def examine(
     return found
 
 
-def of(found: Checkup, what: str) -> Finding:
+def of(found: Checkup, what: str) -> Diagnosis:
     """The one finding about something."""
     (one,) = [each for each in found.findings if each.what == what]
     return one
 
 
-def worst(found: Checkup, what: str) -> Finding:
+def worst(found: Checkup, what: str) -> Diagnosis:
     """The worst of the findings about something."""
     return max((e for e in found.findings if e.what == what), key=lambda e: ("ok", "warning", "problem").index(e.grade))
 
@@ -491,6 +491,7 @@ def test_visits_are_bounded(good: Path, what: bytes, count: int, times: int) -> 
         link = socket.create_connection((host, int(port)))
         with shake(link, address, credentials, [PROTOCOL], 5.0) as secure:
             talk = Talk(secure)
+            assert talk.take(1) == line_probe.WELCOME
             talk.send_table({"shared": {}})
             talk.take_table()
             with pytest.raises((OSError, ProtocolError)):

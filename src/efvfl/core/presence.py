@@ -1,0 +1,163 @@
+"""Who has which rows: the rows are the label holder's, and a party may lack some of them.
+
+A party sees the schedule of batches through its own rows: of every batch it has a part, perhaps an empty one, and it
+numbers its rows by itself. So it computes, reports and remembers those alone. Whoever combines representations puts
+them back in their places, with zeros where there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from efvfl.core.batches import ALL, KEPT, Batches, Rows, take
+from efvfl.core.subsets import Tasks
+from efvfl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RowPresence:
+    """Which rows every party has: by name, in the parties' order, a bool for each row.
+
+    With private labels a party knows of itself alone.
+    """
+
+    masks: Mapping[str, Tensor]
+
+    @cached_property
+    def table(self) -> Tensor:
+        """All masks side by side, shape (rows, parties)."""
+        return torch.stack(list(self.masks.values()), dim=1)
+
+    @cached_property
+    def missing(self) -> bool:
+        """Whether some party lacks some row."""
+        return not all(bool(mask.all()) for mask in self.masks.values())
+
+    def count(self, name: str) -> int:
+        """Return how many rows a party has."""
+        return int(self.masks[name].sum())
+
+    def spread(self, name: str, part: Tensor) -> Tensor:
+        """Return a party's rows with zeros for those that it lacks, shape (rows, width)."""
+        return spread(part, self.masks[name].nonzero().reshape(-1), len(self.masks[name]))
+
+    def check_parties(self) -> None:
+        """Refuse parties that have no row."""
+        for name, mask in self.masks.items():
+            if not bool(mask.any()):
+                raise ConfigError(
+                    f"expected party {name!r} to have some of the {len(mask):,} rows, got none: leave it out."
+                )
+
+    def check_rows(self) -> None:
+        """Refuse rows that no party has."""
+        nobody = int((~self.table.any(dim=1)).sum())
+        if nobody:
+            raise ConfigError(
+                f"expected every row at one party at least, got {nobody:,} of {len(self.table):,} rows at none: leave "
+                "these rows out, or name a label holder that has columns of all."
+            )
+
+
+def spread(part: Tensor, places: Rows, count: int) -> Tensor:
+    """Return rows at their places among `count` of them, with zeros at all others."""
+    if isinstance(places, slice):
+        return part
+    return part.new_zeros(count, part.shape[1]).index_copy(0, places, part)
+
+
+def everybody(names: Sequence[str], rows: int) -> RowPresence:
+    """Return a presence in which every party has every row."""
+    return RowPresence({name: torch.ones(rows, dtype=torch.bool) for name in names})
+
+
+@dataclass(frozen=True)
+class OwnBatches:
+    """The batch schedule as a party sees it that has some of the rows: these alone, by its own numbers.
+
+    >>> own = OwnBatches(Batches(samples=6, size=3, seed=1), torch.tensor([True, False, True, True, False, True]))
+    >>> own.samples, sorted(row for step in range(2) for row in own.rows(step).tolist())
+    (4, [0, 1, 2, 3])
+    """
+
+    batches: Batches
+    has: Tensor  # bool, shape (rows,)
+    _last: dict[int, tuple[Tensor, Rows]] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def samples(self) -> int:
+        """How many rows the party has."""
+        return int(self.has.sum())
+
+    @property
+    def per_epoch(self) -> int:
+        """Steps in an epoch."""
+        return self.batches.per_epoch
+
+    @cached_property
+    def _numbers(self) -> Tensor:
+        """The party's number of every row; -1: it has none."""
+        return torch.where(self.has, self.has.cumsum(0) - 1, -1)
+
+    @cached_property
+    def all_places(self) -> Rows:
+        """Which of all rows the party has."""
+        return ALL if self.samples == len(self.has) else self.has.nonzero().reshape(-1)
+
+    def rows(self, step: int) -> Rows:
+        """Return the party's rows of a step, perhaps none."""
+        return ALL if self.batches.full else self._at(step)[0]
+
+    def places(self, step: int) -> Rows:
+        """Return where in the batch these rows are."""
+        return self.all_places if self.batches.full else self._at(step)[1]
+
+    def _at(self, step: int) -> tuple[Tensor, Rows]:
+        found = self._last.get(step)
+        if found is None:
+            numbers = take(self._numbers, self.batches.rows(step))
+            places = (numbers >= 0).nonzero().reshape(-1)
+            found = (take(numbers, places), ALL if len(places) == len(numbers) else places)
+            for old in list(self._last)[: 1 - KEPT]:
+                self._last.pop(old, None)
+            self._last[step] = found
+        return found
+
+    def touched(self, steps: range) -> Rows:
+        """Return the party's rows of all these steps."""
+        rows = self.batches.touched(steps)
+        if isinstance(rows, slice):
+            return ALL
+        numbers = take(self._numbers, rows)
+        return numbers[numbers >= 0]
+
+    def count(self, step: int) -> int:
+        """Return how many rows the party has of a step."""
+        return self.samples if self.batches.full else len(self._at(step)[0])
+
+
+@dataclass(frozen=True)
+class PresentBatch:
+    """Who has which rows of one batch."""
+
+    mask: Tensor  # 0 or 1 in the dtype of representations, shape (batch, parties)
+    places: Sequence[Rows]  # where in the batch the rows of every party are
+    widths: Sequence[int]  # of the representations
+    tasks: Tasks | None  # the subsets to train for; None: those present alone
+
+    def spread(self, place: int, part: Tensor) -> Tensor:
+        """Return a party's part of a batch with zeros for the rows that it lacks, shape (batch, width)."""
+        return spread(part, self.places[place], len(self.mask))
+
+    def part(self, place: int, values: Tensor) -> Tensor:
+        """Return of the whole batch's values the rows that a party has."""
+        return take(values, self.places[place])
+
+    def spread_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Return the parts of all parties, spread."""
+        return [self.spread(place, part) for place, part in enumerate(parts)]

@@ -1,0 +1,96 @@
+"""Who has which rows, and which subsets are drawn."""
+
+from collections import Counter
+from math import comb
+
+import pytest
+import torch
+from problems import problem
+from torch import nn
+
+from efvfl import Agreement, Loss, TopK, efvfl
+from efvfl.core.batches import Batches
+from efvfl.core.presence import OwnBatches
+from efvfl.core.subsets import draw
+from efvfl.errors import ConfigError, ProtocolError
+from efvfl.wire.message import Message
+
+
+def test_one_subset_of_each_size_is_drawn_for_every_row_from_those_present() -> None:
+    present = (torch.rand(50, 4, generator=torch.Generator().manual_seed(0)) < 0.6).double()
+    present[0] = 0
+    tasks = draw(present, key=5)
+    counts = present.sum(dim=1).long()
+    assert Counter(tasks.rows.tolist()) == {i: int(n) for i, n in enumerate(counts) if n}
+    assert (tasks.masks <= present[tasks.rows]).all()
+    for row in range(1, 50):
+        sizes = tasks.masks[tasks.rows == row].sum(dim=1).long().tolist()
+        assert sizes == list(range(1, int(counts[row]) + 1))
+    sums = torch.zeros(50, dtype=torch.float64).index_add_(0, tasks.rows, tasks.weights)
+    assert torch.allclose(sums[counts > 0], torch.tensor(len(tasks.rows) / 50, dtype=torch.float64))
+    again, other = draw(present, key=5), draw(present, key=6)
+    assert torch.equal(tasks.masks, again.masks)
+    assert not torch.equal(tasks.masks, other.masks)
+
+
+def test_subsets_of_one_size_are_drawn_equally_often_and_weigh_as_laser_vfl_has_it() -> None:
+    rows, n = 20_000, 4
+    tasks = draw(torch.ones(rows, n, dtype=torch.float64), key=1)
+    found = Counter(tuple(mask) for mask in tasks.masks.long().tolist())
+    assert len(found) == 2**n - 1
+    for mask, times in found.items():
+        assert times == pytest.approx(rows / comb(n, sum(mask)), rel=0.1)
+    of_row = tasks.weights[tasks.rows == 0] / n  # the mean over tasks is then one over rows
+    laser = [comb(n, s) / (2**n - 1) for s in range(1, n + 1)]
+    assert of_row.tolist() == pytest.approx([*(w / 2 for w in laser[:-1]), laser[-1] / 2 + 0.5])
+
+
+def test_a_party_sees_its_own_rows_of_every_batch() -> None:
+    has = torch.rand(40, generator=torch.Generator().manual_seed(1)) < 0.2
+    batches, numbers = Batches(40, 7, seed=3), has.nonzero().flatten()
+    own = OwnBatches(batches, has)
+    for step in range(12):
+        rows, batch, places = own.rows(step), batches.rows(step), own.places(step)
+        assert isinstance(rows, torch.Tensor)
+        assert torch.equal(numbers[rows], batch[places])  # type: ignore[index]
+        assert own.count(step) == len(rows) == int(has[batch].sum())
+    touched = own.touched(range(2))
+    assert sorted(touched.tolist()) == sorted([*own.rows(0).tolist(), *own.rows(1).tolist()])  # type: ignore[union-attr]
+    assert isinstance(own.touched(range(50)), slice)
+
+
+HALF = [torch.arange(60) < 30, torch.ones(60, dtype=torch.bool), torch.ones(60, dtype=torch.bool)]
+
+
+@pytest.mark.parametrize("labels", ["private", "shared"])
+def test_blocks_of_a_party_without_rows_are_refused(labels: str) -> None:
+    few = [torch.arange(60) < 2, *HALF[1:]]
+    run = problem(efvfl(TopK(0.5)), agreement=Agreement(labels), present=few, batch_size=10)  # type: ignore[arg-type]
+    step = next(step for step in range(6) if run.parties["party1"].batches.count(step) == 0)
+    for _ in range(step):
+        run.step(hold=True)
+    reports = run.transport.exchange(run.server.begin())
+    empty, other = reports["party1"], reports["party2"]
+    assert not empty.packets
+    false = Message(empty.kind, empty.step, {1: other.packets[2]})
+    with pytest.raises(ProtocolError, match=r"party1: expected REPORT on step .* with no block"):
+        run.server.respond(reports | {"party1": false})
+    answers = run.server.respond(reports)
+    run.server.learn()
+    answer = answers["party1"]
+    more = Message(answer.kind, answer.step, {**answer.packets, 1: other.packets[2]})
+    with pytest.raises(ProtocolError, match=r"expected no block|expected blocks"):
+        run.parties["party1"].handle(more)
+    before = [p.clone() for p in run.parties["party1"].block.parameters]
+    run.parties["party1"].handle(answer)
+    assert all(torch.equal(p, old) for p, old in zip(run.parties["party1"].block.parameters, before, strict=True))
+
+
+def test_what_cannot_be_trained_with_rows_missing_is_refused() -> None:
+    normed: list[nn.Module] = [nn.Sequential(nn.Linear(n, 4), nn.BatchNorm1d(4)).double() for n in (5, 3, 4)]
+    with pytest.raises(ConfigError, match="model of 'party1' normalises over batches, and 'party1' lacks rows"):
+        problem(models=normed, present=HALF, batch_size=16)
+    own = Loss("mine", nn.functional.cross_entropy, "none", lambda output, target: 0.0)
+    with pytest.raises(ConfigError, match=r"loss 'mine': subsets are sampled.*subsets='off'"):
+        problem(loss=own, present=HALF)
+    problem(loss=own, present=HALF, agreement=Agreement(subsets="off")).step(hold=True)
