@@ -59,12 +59,15 @@ def _batch(config: RunConfig, rows: int) -> int:
 
 
 def _evaluation(config: RunConfig, rows: Mapping[str, int], width: int, by_row: float) -> float:
-    """Return the bytes of held-out rows: at every record, exactly or through the compressor, and exactly at the end."""
+    """Return the bytes of held-out rows: at every record exactly, or through the compressor and at the end finely."""
     watched = watching(config)
     records = ceil(config.epochs / watched.every)
     held_out = rows.get("validation", 0) + rows.get("test", 0)
     exact = float(NUMBER * width * held_out)
-    return records * rows.get("validation", 0) * by_row + exact if watched.by_messages else records * exact
+    fine = (
+        exact if config.method.name == "svfl" else width * held_out + NUMBER * held_out
+    )  # a byte a number, a scale a row
+    return records * rows.get("validation", 0) * by_row + fine if watched.by_messages else records * exact
 
 
 def _rehearse(config: RunConfig, names: Sequence[str], rows: int) -> tuple[dict[str, PartyRound], int]:
