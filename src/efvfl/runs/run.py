@@ -21,7 +21,7 @@ from efvfl.config.run_file import RunConfig
 from efvfl.data import Dataset
 from efvfl.errors import CheckpointError, ConfigError
 from efvfl.runs import model_notes, run_folder
-from efvfl.runs.alone import OwnRows, train_alone
+from efvfl.runs.alone import LabelHolderRows, leave_alone
 from efvfl.runs.build import load_data, make_federation, watching
 from efvfl.runs.model_notes import ModelNotes
 from efvfl.runs.status_file import StatusFile, kept
@@ -202,7 +202,7 @@ def train(
             raise ConfigError(f"epochs = {config.epochs} leaves nothing to train.")
         _leave_for_report(federation, config, data, folder)
         if alone and config.label_holder:
-            run_folder.save_outputs(folder, train_alone(config, _own_rows(config, data)), run_folder.ALONE)
+            leave_alone(folder, config, _own_rows(config, data))
     return records
 
 
@@ -295,11 +295,11 @@ def _save_settings(federation: Federation, config: RunConfig, data: Dataset, fol
     run_folder.save_settings(folder, settings, sizes, data.participation, complete)
 
 
-def _own_rows(config: RunConfig, data: Dataset) -> OwnRows:
+def _own_rows(config: RunConfig, data: Dataset) -> LabelHolderRows:
     """Return what the label holder has itself."""
     place, name = data.names.index(config.label_holder), config.label_holder
     splits = {s: part for s in ("train", "validation", "test") if (part := getattr(data, s)) is not None}
-    return OwnRows(
+    return LabelHolderRows(
         {split: part.features[place] for split, part in splits.items()},
         {split: part.targets for split, part in splits.items()},
         {split: data.ids.get(split) or [str(i) for i in range(len(part.labels))] for split, part in splits.items()},

@@ -31,9 +31,9 @@ from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.server_process import ServerProcess
 from efvfl.network.workers import worker_group
 from efvfl.runs import metrics
-from efvfl.runs.alone import OwnRows, train_alone
+from efvfl.runs.alone import LabelHolderRows, leave_alone
 from efvfl.runs.model_notes import ModelNotes, head_note, local_note
-from efvfl.runs.run_folder import ALONE, load_outputs, load_settings, save_outputs
+from efvfl.runs.run_folder import ALONE, load_outputs, load_settings
 from efvfl.runs.status_file import StatusFile
 from efvfl.runs.svfl_bytes import bytes_beside
 from efvfl.runs.trackers import Tracker, open_trackers
@@ -122,15 +122,14 @@ def _train_alone(process: ServerProcess) -> None:
     if (folder / ALONE).exists() or process.requests.stopping.is_set():
         return
     splits = [split for split in ("train", "validation", "test") if split in data.labels]
-    rows = OwnRows(
+    rows = LabelHolderRows(
         {split: data.columns[split] for split in splits},
         {split: data.targets(split) for split in splits},
         data.ids,
         data.classes,
         data.encoder,
     )
-    if outputs := train_alone(config, rows, process.requests.stopping.is_set):
-        save_outputs(folder, outputs, ALONE)
+    leave_alone(folder, config, rows, process.requests.stopping.is_set)
 
 
 def predict(

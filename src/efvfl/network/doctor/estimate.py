@@ -18,6 +18,7 @@ from efvfl.training.measure import Split
 ROUNDS = 6  # that are played
 COLUMNS = 4  # of a party in them: what is sent does not depend on it
 NUMBER = 4  # bytes of a float32
+FINE_NUMBER = 1.0  # bytes of a number of a held-out row at the end, rounded to 255 levels (core/evaluation.py)
 SAVED = 3  # checkpoints on the disk at a time: the last, the one before it, and the one that is being written
 
 
@@ -59,15 +60,14 @@ def _batch(config: RunConfig, rows: int) -> int:
 
 
 def _evaluation(config: RunConfig, rows: Mapping[str, int], width: int, by_row: float) -> float:
-    """Return the bytes of held-out rows: at every record exactly, or through the compressor and at the end finely."""
+    """Return the bytes of held-out rows: at every record, and finely at the end if they are compressed."""
     watched = watching(config)
     records = ceil(config.epochs / watched.every)
     held_out = rows.get("validation", 0) + rows.get("test", 0)
-    exact = float(NUMBER * width * held_out)
-    fine = (
-        exact if config.method.name == "svfl" else width * held_out + NUMBER * held_out
-    )  # a byte a number, a scale a row
-    return records * rows.get("validation", 0) * by_row + fine if watched.by_messages else records * exact
+    if not watched.by_messages:
+        return float(records * held_out * NUMBER * width)
+    at_the_end = NUMBER if config.method.name == "svfl" else FINE_NUMBER
+    return records * rows.get("validation", 0) * by_row + at_the_end * width * held_out
 
 
 def _rehearse(config: RunConfig, names: Sequence[str], rows: int) -> tuple[dict[str, PartyRound], int]:
