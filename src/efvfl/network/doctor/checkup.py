@@ -13,7 +13,7 @@ from efvfl.network import handshake
 from efvfl.network.doctor import machine as machines
 from efvfl.network.doctor import tables
 from efvfl.network.doctor.diagnosis import Diagnosis, Grade, problem_of
-from efvfl.network.doctor.estimate import Estimate, estimate
+from efvfl.network.doctor.estimate import RunCost, estimate
 from efvfl.network.doctor.line_probe import LineReport, Measured, visit
 from efvfl.network.doctor.listening import Waiting, open_listener
 from efvfl.network.doctor.machine import Machine
@@ -40,7 +40,7 @@ class Checkup:
     tell: Callable[[str], None] = lambda text: None  # hears of progress
     findings: list[Diagnosis] = field(default_factory=list)
     lines: dict[str, Measured] = field(default_factory=dict)  # by party
-    estimate: Estimate | None = None
+    estimate: RunCost | None = None
 
     @property
     def problems(self) -> list[Diagnosis]:

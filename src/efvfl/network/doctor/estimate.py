@@ -23,7 +23,7 @@ SAVED = 3  # checkpoints on the disk at a time: the last, the one before it, and
 
 
 @dataclass(frozen=True)
-class Estimate:
+class RunCost:
     """What a run costs by the numbers. Computing is not in it."""
 
     rounds: int  # at most: it may stop earlier
@@ -38,7 +38,7 @@ class Estimate:
         return run_seconds(line, self.cost, self.window, self.rounds)
 
 
-def estimate(config: RunConfig, names: Sequence[str], rows: Mapping[str, int], who: str) -> Estimate:
+def estimate(config: RunConfig, names: Sequence[str], rows: Mapping[str, int], who: str) -> RunCost:
     """Return what a run of these parties costs; `rows` are those of the splits, `who` is a party or '' the server."""
     per_epoch = ceil(rows["train"] / (config.batch_size or rows["train"]))
     rounds = config.epochs * per_epoch
@@ -52,7 +52,7 @@ def estimate(config: RunConfig, names: Sequence[str], rows: Mapping[str, int], w
     remembered = sum(2 * NUMBER * rows["train"] * width for width in here.values())  # a row's state, and its cotangent
     step = sum(p.bytes_up + p.bytes_down for name, p in parties.items() if name in here)
     disk = SAVED * remembered + 2 * min(rounds, config.network.save_steps) * step
-    return Estimate(rounds, up, down, disk, Round(list(parties.values()), 0.0), window)
+    return RunCost(rounds, up, down, disk, Round(list(parties.values()), 0.0), window)
 
 
 def _batch(config: RunConfig, rows: int) -> int:
