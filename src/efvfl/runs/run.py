@@ -283,7 +283,7 @@ def _save_models(federation: Federation, config: RunConfig, data: Dataset, folde
     """Write what `efvfl export` makes the models from, beside their parameters."""
     widths = {name: party.up.width[0] for name, party in federation.parties.items()}
     columns = zip(data.names, data.train.features, strict=True)
-    head = model_notes.head_note(config, widths, data.classes, data.class_names)
+    head = model_notes.head_note(config, federation.server.loss.name, widths, data.classes, data.class_names)
     ModelNotes({name: model_notes.local_note(config, name, x) for name, x in columns}, head).save(folder)
 
 

@@ -89,6 +89,10 @@ class MLflowLogger(_Tracking):
     """Writes a run of MLflow to `mlflow.db` in a folder, or to the tracking server of a URI.
 
     `mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db` shows it.
+
+    >>> def train_and_track(federation):
+    ...     with MLflowLogger("runs/first", experiment="credit") as logger:
+    ...         federation.fit(20, callbacks=[logger])
     """
 
     BATCH = 1000  # numbers in a request, of which MLflow takes no more
@@ -131,7 +135,12 @@ class MLflowLogger(_Tracking):
 
 
 class WandbLogger(_Tracking):
-    """Writes a run of Weights & Biases to a folder; `wandb sync` sends it later, `mode="online"` at once."""
+    """Writes a run of Weights & Biases to a folder; `wandb sync` sends it later, `mode="online"` at once.
+
+    >>> def train_and_log(federation):
+    ...     with WandbLogger("runs/first", project="credit") as logger:
+    ...         federation.fit(20, callbacks=[logger])
+    """
 
     def __init__(
         self,

@@ -260,7 +260,8 @@ def _open(
     process = ServerProcess(config, data, folder, timeouts, hooks)
     config, here = replace(config, loss=process.plan.loss.name), config.label_holder
     own = {here: local_note(config, here, data.columns["train"])} if here else {}
-    ModelNotes(own, head_note(config, process.widths, data.classes, data.class_names)).save(folder)
+    head = head_note(config, process.plan.loss.name, process.widths, data.classes, data.class_names)
+    ModelNotes(own, head).save(folder)
     if not trained:
         file.watch()
         stack.push(file.leave)
