@@ -8,7 +8,8 @@ import torch
 from problems import problem
 from torch import nn
 
-from efvfl import Agreement, Loss, TopK, efvfl
+from efvfl import Agreement, Loss, Protection, TopK, efvfl
+from efvfl.compress import decode
 from efvfl.core.batches import Batches
 from efvfl.core.presence import OwnBatches
 from efvfl.core.subsets import draw
@@ -94,3 +95,14 @@ def test_what_cannot_be_trained_with_rows_missing_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"loss 'mine': subsets are sampled.*subsets='off'"):
         problem(loss=own, present=HALF)
     problem(loss=own, present=HALF, agreement=Agreement(subsets="off")).step(hold=True)
+
+
+def test_protection_is_of_the_whole_batch_so_that_parties_share_a_rows_noise() -> None:
+    """What two parties are told of a row is the same: from draws of their own they could take the mean."""
+    run = problem(
+        present=HALF, agreement=Agreement(subsets="off"), protect=Protection(clip=0.1, noise=2.0), batch_size=0
+    )
+    answers = run.server.respond(run.transport.exchange(run.server.begin()))
+    told = [decode(answers[f"party{k}"].packets[k][0], limit=1000) for k in (1, 2)]
+    assert told[0].shape == (30, 4)
+    assert (told[0] == told[1][:30]).all()

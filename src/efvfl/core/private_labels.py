@@ -100,7 +100,7 @@ class PrivateLabelsServer:
 
     def answers(self, context: StepContext, reports: Mapping[str, Message], hold: bool) -> dict[str, Message]:
         """Return d loss / d G_k on the batch, to every party its own."""
-        cotangents = self._protected(context.cotangents(self.fusion, self.plan.widths), context)
+        cotangents = self._protected(context.cotangents(self.fusion, self.plan.widths), context.step)
         exact: dict[int, Packets] = {}  # by identity: for a sum or mean all parties get the same tensor
 
         def packets(name: str, cotangent: Tensor) -> Packets:
@@ -127,7 +127,7 @@ class PrivateLabelsServer:
         """Return the party's downlink."""
         return [self.downs[name]]
 
-    def _protected(self, cotangents: list[Tensor], context: StepContext) -> list[Tensor]:
+    def _protected(self, cotangents: list[Tensor], step: int) -> list[Tensor]:
         """Return cotangents as they may leave the server; the label holder's own, which stays, is exact.
 
         For a sum or mean all parties get the same cotangent with the same noise: from draws of their own, parties that
@@ -136,13 +136,12 @@ class PrivateLabelsServer:
         """
         if not self.protection.on:
             return cotangents
-        same = self.fusion.additive and not (context.present and context.present.tasks)
         source = {
-            place: 0 if same else place for place, name in enumerate(self.plan.names) if name != self.plan.label_holder
+            place: 0 if self.fusion.additive else place
+            for place, name in enumerate(self.plan.names)
+            if name != self.plan.label_holder
         }
-        safe = {
-            p: self.protection.apply(cotangents[p], derive(self.key, context.step, p)) for p in set(source.values())
-        }
+        safe = {p: self.protection.apply(cotangents[p], derive(self.key, step, p)) for p in set(source.values())}
         return [safe[source[place]] if place in source else exact for place, exact in enumerate(cotangents)]
 
     def state_dict(self) -> dict[str, Any]:
