@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.tables.choose import QSGD, TOP_K, by_row
+from benchmarks.tables.choose import by_row
 from benchmarks.tables.problems import Problem
 from benchmarks.tables.training import encoded, run_config
 from efvfl.runs.build import make_federation
@@ -13,6 +13,8 @@ from efvfl.runs.build import make_federation
 PROBLEM = "credit"
 SEEDS = range(1)
 EPOCHS = 20
+TOP_K: Mapping[str, Any] = {"name": "topk", "ratio": 0.1}
+QSGD: Mapping[str, Any] = {"name": "qsgd", "bits": 4}
 
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "SVFL": {"name": "svfl"},
@@ -26,8 +28,8 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 
 def follow(problem: Problem, method: Mapping[str, Any], seed: int) -> dict[str, list[float]]:
     """Return the validation loss after every epoch, and the bytes up and down that an epoch takes."""
-    train, _ = problem.choice(seed)
-    federation = make_federation(run_config(problem, seed, {"method": method}), encoded(problem, train, seed))
+    run = run_config(problem, seed, {"method": method, "patience": 0, "evaluation": "exact"})
+    federation = make_federation(run, encoded(problem, problem.choice(seed), run)[0])
     records = list(federation.train(EPOCHS, 1, gradient=False))
     last = records[-1]
     return {

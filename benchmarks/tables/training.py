@@ -21,10 +21,10 @@ from efvfl.core.losses import LOSSES
 from efvfl.data import Dataset
 from efvfl.data.tables.bins import MOST_BINS
 from efvfl.data.tables.encode import Encoder, TableSettings
-from efvfl.data.tables.splits import stratified
 from efvfl.errors import CompressionError
-from efvfl.runs.build import head_model, local_model, make_federation
-from efvfl.runs.estimator_base import FEWEST_VALIDATION, PATIENCE, VALIDATION
+from efvfl.runs.build import head_model, local_model, make_federation, watching
+from efvfl.runs.estimator_base import FEWEST_VALIDATION
+from efvfl.runs.estimator_inputs import split_rows
 from efvfl.training import measure
 from efvfl.training.measure import Split
 from efvfl.training.record import Record
@@ -59,22 +59,26 @@ def run_config(problem: Problem, seed: int, settings: Settings) -> RunConfig:
     return read(RunConfig, table | dict(settings), problem.name)
 
 
-def encoded(problem: Problem, rows: Rows, seed: int, bins: int = MOST_BINS) -> Dataset:
-    """Return the table in numbers: of these rows those to train on, and a share that decides when to stop."""
-    names = [str(row) for row in rows]
-    share = VALIDATION if len(rows) * VALIDATION >= FEWEST_VALIDATION else 0.0
-    parts = {split: rows[part] for split, part in stratified(names, problem.classes[rows], seed, (share, 0.0)).items()}
+def encoded(
+    problem: Problem, rows: tuple[Rows, Rows], run: RunConfig, bins: int = MOST_BINS
+) -> tuple[Dataset, list[Tensor]]:
+    """Return the table in numbers: of the first rows those to train on, and a share that decides when to stop.
+
+    The second rows are not in the data set: what each party has of them is beside it.
+    """
+    first, held = rows
+    share = run.data.validation if len(first) * run.data.validation >= FEWEST_VALIDATION else 0.0
+    train, stop = (first[part] for part in split_rows(len(first), run.seed, share))
     encoders, columns = {}, {}
     for party, chosen in problem.columns.items():
         table = problem.frame.select(chosen)
-        encoders[party] = Encoder.fit(table[parts["train"]], TableSettings(bins=bins))
+        encoders[party] = Encoder.fit(table[train], TableSettings(bins=bins))
         columns[party] = torch.from_numpy(encoders[party].transform(table))
-    train, stop = (
-        Split([x[part] for x in columns.values()], torch.from_numpy(problem.classes[part]))
-        for part in (parts["train"], parts["validation"])
+    parts = (
+        Split([x[part] for x in columns.values()], torch.from_numpy(problem.classes[part])) for part in (train, stop)
     )
-    everything = Split(list(columns.values()), torch.from_numpy(problem.classes))
-    return Dataset(list(columns), train, stop, everything, problem.outputs, encoders=encoders)
+    data = Dataset(list(columns), *parts, None, problem.outputs, encoders=encoders)
+    return data, [x[held] for x in columns.values()]
 
 
 def probabilities(output: Tensor) -> NDArray[np.float64]:
@@ -88,36 +92,33 @@ def federated(
     problem: Problem, rows: tuple[Rows, Rows], seed: int, settings: Settings, bins: int = MOST_BINS
 ) -> Result:
     """Train a federation on the first rows, stop as the estimator does, and return its scores on the second."""
-    train, held = rows
-    data = encoded(problem, train, seed, bins)
     run = run_config(problem, seed, settings)
+    data, features = encoded(problem, rows, run, bins)
     federation = make_federation(run, data)
     records: list[Record] = []
     best, kept = float("inf"), (0, [])
-    for record in _until_it_diverges(federation.train(run.epochs, 1, gradient=False)):
+    for record in _until_it_diverges(federation.train(run.epochs, watching(run).every, gradient=False)):
         records.append(record)
         loss = record.validation.get("loss", -record.epoch)  # without validation rows the last is the best
         if loss < best:
             best, kept = loss, (record.epoch, _states([federation.fusion, *federation.models]))
-        elif record.epoch - kept[0] >= PATIENCE:
-            break
     _restore([federation.fusion, *federation.models], kept[1])
-    features = [x[held] for x in data.test.features] if data.test else []
     found = probabilities(measure.predict(federation.models, federation.fusion, features))
     last = records[-1]
-    return Result.of(problem, held, found, epochs=last.epoch, bytes_up=last.bytes_up, bytes_down=last.bytes_down)
+    return Result.of(problem, rows[1], found, epochs=last.epoch, bytes_up=last.bytes_up, bytes_down=last.bytes_down)
 
 
 def one_place(problem: Problem, rows: tuple[Rows, Rows], seed: int, parties: Sequence[str] = ()) -> Result:
     """Train the same network, or the part of some parties, in plain torch: nothing is sent."""
-    train, held = rows
     names = list(parties or problem.columns)
     chosen = Problem(problem.name, problem.frame, {n: problem.columns[n] for n in names}, problem.classes, names[0])
-    data, run = encoded(chosen, train, seed), run_config(chosen, seed, {})
+    run = run_config(chosen, seed, {})
+    data, features = encoded(chosen, rows, run)
+    watched = watching(run)
     models = [
         local_model(run, name, x[0], data.encoders[name]) for name, x in zip(names, data.train.features, strict=True)
     ]
-    fusion = Fusion(head_model(run, [run.model.width] * len(models), problem.outputs), run.fusion.combine)
+    fusion = Fusion(head_model(run, [run.model.width] * len(models), problem.outputs, run.loss), run.fusion.combine)
     network = nn.ModuleList([fusion, *models])
     options = dict(run.optimizer)
     optimizer = getattr(torch.optim, options.pop("name"))(network.parameters(), **options)
@@ -129,15 +130,16 @@ def one_place(problem: Problem, rows: tuple[Rows, Rows], seed: int, parties: Seq
             output = fusion([model(x[batch]) for model, x in zip(models, data.train.features, strict=True)])
             loss(output, labels[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+        if epoch % watched.every and epoch < run.epochs:
+            continue
         stop = data.validation
         value = measure.evaluate(models, fusion, stop, loss)["loss"] if stop and len(stop.labels) else -epoch
         if value < best:
             best, kept = value, (epoch, _states(network))
-        elif epoch - kept[0] >= PATIENCE:
+        elif epoch - kept[0] >= watched.patience:
             break
     _restore(network, kept[1])
-    features = [x[held] for x in data.test.features] if data.test else []
-    return Result.of(problem, held, probabilities(measure.predict(models, fusion, features)), epochs=epoch)
+    return Result.of(problem, rows[1], probabilities(measure.predict(models, fusion, features)), epochs=epoch)
 
 
 def _until_it_diverges(records: Iterator[Record]) -> Iterator[Record]:

@@ -507,8 +507,8 @@ JOIN = ["join", "fed.toml", "--status", "quiet"]
     ("arguments", "text"),
     [
         (["serve", "absent.toml"], "cannot read absent.toml"),
-        (["serve", "fed.toml"], "certs/ca.crt is missing. Run `efvfl certs "),
-        ([*JOIN, "--party", "north"], "certs/ca.crt is missing. Run `efvfl certs "),
+        (["serve", "fed.toml"], "certs/ca.crt is missing. Get a certificate: `efvfl request` "),
+        ([*JOIN, "--party", "north"], "certs/ca.crt is missing. Get a certificate: `efvfl request` "),
         (
             [*JOIN, "--party", "nort"],
             "'nort' is not a party of this federation. Did you mean 'north'? Known: north, south.",
@@ -526,6 +526,7 @@ JOIN = ["join", "fed.toml", "--status", "quiet"]
             "address: expected host:port, such as 'vfl.example.org:7143', got '127.0.0.1:x'",
         ),
         (["certs", "fed.toml", "--days", "0"], "expected 1 to 36500 days of validity, got 0."),
+        (["join", "fed.toml"], "who joins? Give your own file"),
         (["audit", "absent"], "there is no ledger.jsonl in absent"),
     ],
 )
@@ -536,7 +537,7 @@ def test_usage(place: Path, arguments: list[str], text: str, capsys: pytest.Capt
     assert "Traceback" not in captured.err
 
 
-@pytest.mark.parametrize("arguments", [["join", "fed.toml"], ["serve"], ["serve", "fed.toml", "--status", "loud"]])
+@pytest.mark.parametrize("arguments", [["join"], ["serve"], ["serve", "fed.toml", "--status", "loud"]])
 def test_words_that_are_no_command(place: Path, arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
@@ -556,7 +557,7 @@ def test_a_server_whose_parties_do_not_come(place: Path, capsys: pytest.CaptureF
 def test_a_party_whose_server_does_not_come(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(*JOIN, "--party", "north", "--insecure", "--address", "127.0.0.1:1") == 5
     captured = capsys.readouterr()
-    assert "the server could not be reached for 0 seconds (UNAVAILABLE: " in captured.err
+    assert "the server could not be reached for 0 seconds (nobody listens on 127.0.0.1:1: " in captured.err
     assert captured.out == ""
 
 

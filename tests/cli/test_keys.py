@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from efvfl.cli.main import main
 from efvfl.config import own_file
 from efvfl.config.new_files import FederationAnswers, OwnAnswers, federation_text, own_text
+from efvfl.config.parsing import parse
+from efvfl.config.run_file import OwnData
 from efvfl.data.tables.roles import guess_roles, loss_for
 from efvfl.errors import ConfigError
 from efvfl.network.identity import authority, certificates, fingerprints, signing
@@ -73,7 +75,7 @@ def test_init_recognises_the_table_and_writes_what_loads(town: Path, capsys: pyt
     assert accept(town) == 0
     config, here = own_file.open_run(town / "telco" / "telco.toml")
     assert config.network.address == ADDRESS
-    assert config.of("telco").data == own_file.OwnData("clients.csv", id="client")
+    assert config.of("telco").data == OwnData("clients.csv", id="client")
     assert certificates.load(town / "telco" / "certs", "telco").name == "telco"
     assert (town / "telco" / "certs" / "telco.key").stat().st_mode & 0o777 == 0o600
     assert main(["inspect", str(town / "telco" / "telco.toml")]) == 0
@@ -138,7 +140,7 @@ def test_names_of_columns_that_toml_must_quote() -> None:
     own = OwnAnswers("bank", 'a "b"\\c.csv', "id\tü", "la\x7fbel")
     agreed = FederationAnswers("bank", ["telco"], ADDRESS, "mse", 1)
     table = own_file.merge(
-        own_file.parse(own_text(own), "own"), own_file.parse_federation(federation_text(agreed), "federation"), "own"
+        parse(own_text(own), "own"), own_file.parse_federation(federation_text(agreed), "federation"), "own"
     )
     assert table["party"][0]["data"] == {"path": 'a "b"\\c.csv', "id": "id\tü", "label": "la\x7fbel"}
 

@@ -72,7 +72,7 @@ def test_run_resume_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert records(whole) == records(parts)
     assert len(records(whole)) == 3
     left = {"records.jsonl", "run.png", "outputs.parquet", "settings.json", "models.json"}
-    left |= {"checkpoint.safetensors", "checkpoint.previous.safetensors"}
+    left |= {"checkpoint.safetensors", "checkpoint.previous.safetensors", "status.json"}
     assert {p.name for p in whole.iterdir()} == left
     (tmp_path / "taken").write_text("a file")
     assert main(["run", str(file), "--out", str(tmp_path / "taken")]) == 2

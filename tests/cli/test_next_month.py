@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from warm_processes import Process
+from warm_processes import Process, Stage
 
 from efvfl.cli.main import main
 from efvfl.network.identity import authority, certificates
@@ -72,30 +72,6 @@ def write_tables(folder: Path) -> None:
     for name, table in (("bank", bank), ("telco", telco)):
         table[MARCH:].write_csv(folder / f"{name}-new.csv")
     pl.DataFrame({"person": person, "bought": chance.integers(0, 9, APRIL)}).write_csv(folder / "shop-april.csv")
-
-
-class Stage:
-    """Starts commands, and ends those that still run."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._started: list[Process] = []
-
-    def start(self, *arguments: str) -> Process:
-        self._started.append(Process(self.folder, *arguments, "--status", "json"))
-        return self._started[-1]
-
-    def together(self, lead: str, follow: dict[str, str]) -> dict[str, Process]:
-        """Run one command at the bank, and one at each of the others, until all have ended."""
-        server = self.start(*lead.split())
-        address = ("--address", f"127.0.0.1:{server.port()}")
-        others = {name: self.start(*words.split(), "--party", name, *address) for name, words in follow.items()}
-        return {"bank": server.end(), **{name: process.end() for name, process in others.items()}}
-
-    def close(self) -> None:
-        for process in self._started:
-            if process.running:
-                process.kill().end()
 
 
 @dataclass

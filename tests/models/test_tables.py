@@ -10,7 +10,7 @@ from torch import nn
 
 from efvfl.data.tables.encode import Encoder, Layout, TableSettings
 from efvfl.errors import ConfigError
-from efvfl.models.mlp import seeded_model
+from efvfl.models.mlp import mlp, seeded_model
 from efvfl.models.tables import TableModel, coefficients, embedding_width, linear_model, table_model
 
 
@@ -59,6 +59,21 @@ def test_the_hidden_layer_is_the_next_power_of_two(layout: Layout, size: int) ->
     hidden = [layer.out_features for layer in table_model(layout, 7).modules() if isinstance(layer, nn.Linear)]
     assert hidden == [size, 7]
     assert len([m for m in table_model(layout, 7, (4, 5)).modules() if isinstance(m, nn.Linear)]) == 3
+
+
+def test_a_linear_path_adds_what_is_linear() -> None:
+    """Without its hidden units the model is a linear map of the inputs; the last activation is that of the sum."""
+    model = table_model(Layout(3, ()), 2, (4,), last="sigmoid", skip=True)
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".linear." not in name:
+                parameter.zero_()
+    weight, bias = (model.get_parameter(f"layers.linear.{name}") for name in ("weight", "bias"))
+    assert torch.allclose(model(x), (x @ weight.T + bias).sigmoid())
+    assert not any(
+        "linear" in name for name, _ in mlp(3, 2, skip=True).named_parameters()
+    )  # it would be the same again
 
 
 @pytest.mark.parametrize("layout", [Layout(2, (3, 4)), Layout(0, (3, 4)), Layout(2, ())])

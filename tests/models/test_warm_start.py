@@ -1,5 +1,6 @@
 """Starting a model from a trained one: what fits is kept, and it means what it meant."""
 
+from functools import partial
 from typing import Literal
 
 import polars as pl
@@ -104,6 +105,21 @@ def test_more_hidden_units_are_added_to_the_old_ones() -> None:
     with torch.no_grad():
         model.get_parameter("layers.3.weight")[:, 8:] = 0
     assert torch.allclose(outputs(model, encoder, FRAME), outputs(old, encoder, FRAME), atol=1e-6)
+
+
+def test_the_linear_path_goes_along() -> None:
+    """Weights that lead past the hidden units belong to columns as those of the first layer do."""
+    before = fit(FRAME)
+    now = extended(before, FRAME.drop("town"))
+    old, model = (
+        seeded_model(seed, partial(table_model, encoder.layout, 4, (8,), skip=True))
+        for seed, encoder in ((1, before), (2, now))
+    )
+    assert isinstance(old, TableModel)
+    assert isinstance(model, TableModel)
+    assert give(model, now, old, before) == "kept"
+    neither = FRAME.with_columns(town=pl.lit("nowhere"))  # all zeros
+    assert torch.allclose(outputs(model, now, FRAME), outputs(old, before, neither), atol=1e-6)
 
 
 def test_another_kind_of_model_starts_fresh() -> None:

@@ -76,18 +76,21 @@ def test_the_documented_python_runs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    source, _ = blocks("docs/python.md", "python")
+    source, _, watched = blocks("docs/python.md", "python")
     scope: dict[str, object] = {}
     exec(compile(source, "docs", "exec"), scope)
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["1", "2", "3", "4", "5", "6"]
     assert len(scope["predictions"]) == 5  # type: ignore[arg-type]
+    exec(compile(watched, "docs", "exec"), scope)  # goes on with the same federation
+    assert capsys.readouterr().out.startswith("slowest step: ")
+    assert list((tmp_path / "runs" / "curves").glob("events.out.tfevents.*"))
 
 
 def test_the_documented_run_from_python_trains_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    _, source = blocks("docs/python.md", "python")
+    _, source, _ = blocks("docs/python.md", "python")
     exec(compile(source, "docs", "exec"), {})
     assert capsys.readouterr().out.startswith("4 ")
     assert len((tmp_path / "runs" / "digits" / "records.jsonl").read_text().splitlines()) == 4

@@ -139,7 +139,8 @@ def test_five_packages_are_enough_for_the_commands_of_a_researcher(tmp_path: Pat
     assert "Left out: a picture of a run needs matplotlib: pip install 'efvfl[plots]'." in printed
     assert "Left out: outputs.parquet needs polars: pip install 'efvfl[tables]'." in printed
     left = {path.name for path in (tmp_path / "runs" / "npz").iterdir()}
-    assert left == {"records.jsonl", "checkpoint.safetensors", "checkpoint.previous.safetensors", "settings.json"}
+    saved = {"checkpoint.safetensors", "checkpoint.previous.safetensors"}
+    assert left == saved | {"records.jsonl", "settings.json", "models.json", "status.json"}
     assert len((tmp_path / "runs" / "npz" / "records.jsonl").read_text().splitlines()) == 2
     code = "from efvfl.cli.main import main; assert main(['run', 'npz.toml', '--out', 'tables']) == 0"
     printed = " ".join(without(set(OPTIONAL) - {"polars"}, code).split())

@@ -152,8 +152,10 @@ def test_the_day_leaves_predictions_and_nothing_where_it_was_not_asked_for(story
     predicted = polars.read_csv(bank / "predictions.csv")
     assert predicted.height > 20
     assert set(predicted["status"]) == {"ok"}
-    assert "<svg" in (bank / "runs" / "bank" / "report.html").read_text(encoding="utf-8")
+    assert "telco" in (bank / "runs" / "bank" / "report.html").read_text(encoding="utf-8")
     assert (bank / "federation.toml").read_text() == (telco / "federation.toml").read_text()
+    assert (bank / "runs" / "bank" / "export" / "fusion" / "model.onnx").exists()
+    assert (telco / "runs" / "telco" / "export" / "parties" / "telco" / "model.onnx").exists()
     # No key has travelled, and keys and seeds are their owners' alone.
     keys = {path.relative_to(story.folder).as_posix() for path in story.folder.rglob("*.key")}
     assert {"bank/certs/ca.key", "bank/certs/server.key", "telco/certs/telco.key"} <= keys

@@ -147,11 +147,12 @@ def test_it_is_the_federation_that_a_run_file_makes() -> None:
     """With nothing but the data and the label holder: the same model and bytes, bit for bit."""
     frame = polars.DataFrame(BREAST.data[:200], schema=[f"x{i}" for i in range(30)])
     y = BREAST.target[:200]
-    parties = {"party1": frame[:, :15], "party2": frame[:, 15:]}
+    order = sorted(range(200), key=str)  # a file has rows in the order of their ids, as texts
+    parties = {"party1": frame[order, :15], "party2": frame[order, 15:]}
     encoders = {name: Encoder.fit(table, TableSettings()) for name, table in parties.items()}
     columns = [torch.from_numpy(encoders[name].transform(table)) for name, table in parties.items()]
     none = Split([x[:0] for x in columns], torch.zeros(0, dtype=torch.int64))
-    data = Dataset(list(parties), Split(columns, torch.from_numpy(y)), none, none, 2, encoders=encoders)
+    data = Dataset(list(parties), Split(columns, torch.from_numpy(y[order])), none, none, 2, encoders=encoders)
     table = {"data": {"name": "table"}, "label_holder": "party1", "loss": "binary_cross_entropy", "epochs": 3}
     run = make_federation(read(RunConfig, table, "test"), data)
     theirs = list(run.train(3, gradient=False))
@@ -288,8 +289,8 @@ def test_fitting_leaves_torchs_generator_alone() -> None:
 
 @pytest.mark.parametrize("save", ["pickle", "joblib"])
 def test_a_fitted_estimator_is_saved_without_anyones_rows(save: str, tmp_path: Path) -> None:
-    x = np.concatenate([*[BREAST.data] * 4, np.full((1, 30), 12345.678)])
-    y = np.append(np.tile(BREAST.target, 4), 1)
+    x = np.concatenate([*[BREAST.data] * 8, np.full((1, 30), 12345.678)])
+    y = np.append(np.tile(BREAST.target, 8), 1)
     model = VerticalClassifier(class_weight="balanced", **QUICK).fit(x, y)
     path = tmp_path / "model"
     if save == "pickle":
@@ -351,8 +352,10 @@ def test_early_stopping_keeps_the_best_validation_loss() -> None:
     losses, last = [record.validation["loss"] for record in model.records_], model.records_[-1]
     assert len(losses) < 80
     assert np.argmin(losses[:-1]) + 1 == last.kept == len(losses) - 10  # ten epochs without a better one
-    assert model.federation_.record(gradient=False).validation == last.validation  # the kept model is in place
-    assert len(model.federation_.splits["validation"].labels) == 90
+    exact = model.federation_.record(gradient=False).validation["loss"]
+    assert exact == pytest.approx(last.validation["loss"], rel=1e-3)  # the kept model is in place
+    assert exact != pytest.approx(losses[-2], rel=1e-3)
+    assert 70 < len(model.federation_.splits["validation"].labels) < 110
 
 
 def test_validation_rows_teach_the_encoder_nothing() -> None:
@@ -408,7 +411,7 @@ def test_stopping_is_left_to_validation_rows_where_there_are_enough() -> None:
     y = (x[:, 0] > 0).astype(int)
     few, many = (VerticalClassifier(epochs=1).fit(x[:n], y[:n]).federation_.splits for n in (299, 300))
     assert "validation" not in few or not len(few["validation"].labels)
-    assert len(many["validation"].labels) == 30
+    assert len(many["validation"].labels) == 33  # a tenth, more or less: rows are cut by their hashes
     told = VerticalClassifier(epochs=1, early_stopping=False).fit(x, y).federation_.splits
     assert len(told["train"].labels) == 300
     with pytest.raises(ConfigError, match="early_stopping: expected True, False or 'auto', got 'yes'"):

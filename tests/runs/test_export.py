@@ -22,7 +22,6 @@ from efvfl.runs.run_folder import load_outputs
 FILE = """
 epochs = 3
 batch_size = 20
-loss = "cross_entropy"
 label_holder = "bank"
 private_seed = 31415
 [data]
@@ -131,6 +130,7 @@ def test_the_card_says_what_it_is_and_no_secret(exported: Path) -> None:
     assert "| spent | number | 2 numbers |" in card  # itself, and whether it is missing
     assert '| fusion.combine | `"concat"` |' in card
     assert "Classes in this order: no, yes." in card
+    assert "the logit of class 1" in card  # the file names no loss: it follows from the label
     assert "digits" not in card  # the default of data.name, which a run of tables does not have
     everything = b"".join(path.read_bytes() for path in exported.joinpath("out").rglob("*") if path.is_file())
     assert b"31415" not in everything

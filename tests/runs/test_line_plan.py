@@ -139,7 +139,7 @@ def test_a_trial_counts_what_a_run_sends(tmp_path: Path) -> None:
     """The same rounds in one go, with nothing under way at the end, send the same bytes but for a few headers."""
     own = with_setting(run(), replace(RECOMMENDED, cached=0))
     data = load_data(own, tmp_path)
-    trial = Trial(own, data, ValidationMetrics(own, data.validation), Line())
+    trial = Trial(own, data, ValidationMetrics(data.validation), Line())
     for _ in range(4):
         trial.advance("accuracy")
     assert [at for at, _ in trial.curve] == [EVERY, 2 * EVERY, 3 * EVERY, 4 * EVERY]
@@ -158,7 +158,7 @@ def test_a_trial_counts_what_a_run_sends(tmp_path: Path) -> None:
 def test_a_trial_knows_who_computed_for_how_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = run()
     data = load_data(own, tmp_path)
-    trial = Trial(own, data, ValidationMetrics(own, data.validation), Line())
+    trial = Trial(own, data, ValidationMetrics(data.validation), Line())
     now = 0.0
     trial.clock = trial.federation.transport.clock = lambda: now
 

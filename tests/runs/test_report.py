@@ -20,8 +20,10 @@ import efvfl
 from efvfl import Federation
 from efvfl.config import run_file as configs
 from efvfl.config.run_file import RunConfig
+from efvfl.core.targets import Targets
 from efvfl.errors import ConfigError, DataError
 from efvfl.runs import metrics, report
+from efvfl.runs.alone import LabelHolderRows, leave_alone
 from efvfl.runs.build import load_data, make_federation
 from efvfl.runs.run import train
 from efvfl.runs.run_folder import (
@@ -220,7 +222,7 @@ def test_the_date_is_that_of_the_runs_end(folder: Path) -> None:
     assert "this run is not complete" in report.page(folder)
 
 
-def test_the_label_holder_alone_is_compared_with(tmp_path: Path) -> None:
+def test_the_label_holder_alone_is_compared_with(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """From the command to the page; the other party is what the label depends on as well."""
     make_run(tmp_path / "made", label_holder="south", epochs=6, optimizer={"name": "Adam", "lr": 0.02})
     lines = [
@@ -241,6 +243,12 @@ def test_the_label_holder_alone_is_compared_with(tmp_path: Path) -> None:
         "test",
         "label holder alone",
     ]
+    with caplog.at_level("WARNING", "efvfl"):  # labels that the loss refuses: the run is as good without it
+        config = configs.load(tmp_path / "made" / "run.toml")
+        rows = LabelHolderRows({"train": torch.zeros(3, 2)}, {"train": Targets(torch.full((3,), 7.0))}, {}, 1)
+        leave_alone(tmp_path / "none", config, rows)
+    assert "could not be trained alone" in caplog.text
+    assert not (tmp_path / "none").exists()
     again = train(tmp_path / "made" / "run.toml", tmp_path / "without")
     assert [r.ledger for r in again] == [r.ledger for r in records]  # nothing was sent for it
     assert not (tmp_path / "without" / ALONE).exists()

@@ -40,7 +40,7 @@ def test_the_same_run_from_a_file_from_settings_and_from_the_command_line(tmp_pa
         lines = (tmp_path / folder / "records.jsonl").read_text().splitlines()
         assert without_time(Record.from_json(line) for line in lines) == without_time(expected)
     left = {f"checkpoint{kind}.safetensors" for kind in ("", ".previous")}
-    left |= {"records.jsonl", "outputs.parquet", "settings.json", "status.json"}
+    left |= {"records.jsonl", "outputs.parquet", "settings.json", "status.json", "models.json"}
     assert {path.name for path in (tmp_path / "settings").iterdir()} == left
 
 

@@ -127,6 +127,30 @@ class Process:
         return self
 
 
+class Stage:
+    """Starts commands, and ends those that still run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._started: list[Process] = []
+
+    def start(self, *arguments: str) -> Process:
+        self._started.append(Process(self.folder, *arguments, "--status", "json"))
+        return self._started[-1]
+
+    def together(self, lead: str, follow: dict[str, str]) -> dict[str, Process]:
+        """Run one command at the label holder, the bank, and one at each of the others, until all have ended."""
+        server = self.start(*lead.split())
+        address = ("--address", f"127.0.0.1:{server.port()}")
+        others = {name: self.start(*words.split(), "--party", name, *address) for name, words in follow.items()}
+        return {"bank": server.end(), **{name: process.end() for name, process in others.items()}}
+
+    def close(self) -> None:
+        for process in self._started:
+            if process.running:
+                process.kill().end()
+
+
 def _lines(path: Path) -> list[str]:
     """All whole lines of a file."""
     return path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()

@@ -6,15 +6,15 @@ import pytest
 from problems import everything, problem, same
 
 from efvfl import Agreement, Callback, Record, TopK, efvfl
-from efvfl.training.callbacks import Step
+from efvfl.training.callbacks import TrainingStep
 
 
 class Seen(Callback):
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[TrainingStep] = []
         self.records: list[Record] = []
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: TrainingStep) -> None:
         self.steps.append(step)
 
     def on_epoch(self, record: Record) -> None:
@@ -46,7 +46,7 @@ def test_a_run_with_callbacks_is_the_same_and_they_see_all_of_it(pipeline: bool)
 
 def test_callbacks_are_those_of_the_last_call_and_their_exceptions_end_training() -> None:
     class Angry(Callback):
-        def on_step(self, step: Step) -> None:
+        def on_step(self, step: TrainingStep) -> None:
             raise RuntimeError(f"no more after {step.number}")
 
     run, seen = problem(efvfl(TopK(0.2)), batch_size=16), Seen()

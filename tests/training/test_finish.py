@@ -77,9 +77,10 @@ def test_patience_keeps_the_best() -> None:
     assert last.kept == min(records[:-1], key=lambda record: record.validation["loss"]).epoch
     assert last.kept < last.epoch
     assert f"The model of epoch {last.kept:g} is kept." in ending(last, 9)
-    assert made.record(gradient=False).validation == last.validation
+    assert made.record(gradient=False).validation == pytest.approx(last.validation)
 
 
+@pytest.mark.slow
 def test_a_request_in_the_folder_ends_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_request_in_the_folder_ends_a_run(
     assert not (out / NAME).exists()
 
 
+@pytest.mark.slow
 def test_a_signal_asks_for_the_same_and_nobody_is_asked_in_vain(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

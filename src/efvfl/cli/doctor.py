@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 from functools import partial
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_command, add_file, add_place, session_options
+from efvfl.cli.options import Commands, add_command, add_file, add_json, add_place, print_json, session_options
 from efvfl.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from efvfl.network.doctor.finding import Finding
+    from efvfl.network.doctor.diagnosis import Diagnosis
 
 _ABOUT = """Reads the files, the table, the keys, the disk and the clock, dials the label holder as training would,
 and says what would go wrong and what to do about it, with an estimate of the bytes and the time of the run. Nothing is
@@ -40,7 +39,7 @@ def register(commands: Commands) -> None:
         "--listen", type=float, default=0.0, metavar="SECONDS", help="wait so long for parties' doctors"
     )
     add_place(doctor)
-    doctor.add_argument("--json", action="store_true", help="print JSON in place of the list")
+    add_json(doctor)
     doctor.set_defaults(handler=_doctor)
 
 
@@ -57,7 +56,7 @@ def _doctor(options: argparse.Namespace, console: Console) -> None:
     checkup = Checkup(session, party, tell=say)
     checkup.run(options.listen)
     if options.json:
-        print(json.dumps(checkup.to_table(), indent=1))
+        print_json(checkup.to_table())
     else:
         for found in checkup.findings:
             _show(found, console)
@@ -67,7 +66,7 @@ def _doctor(options: argparse.Namespace, console: Console) -> None:
         raise ConfigError(f"{count} would stop this participant: {names}.")
 
 
-def _show(found: Finding, console: Console) -> None:
+def _show(found: Diagnosis, console: Console) -> None:
     from rich.text import Text
 
     colour = {"ok": "green", "warning": "yellow", "problem": "bold red"}[found.grade]

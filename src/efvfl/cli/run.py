@@ -103,6 +103,7 @@ def register(commands: Commands) -> None:
     inspect.add_argument("file", type=Path, help=".csv, .csv.gz, .tsv, .parquet or .arrow, or your own file")
     inspect.add_argument("--id", default="", help="the column that names the rows")
     inspect.add_argument("--label", default="", help="the column to predict")
+    inspect.add_argument("--weight", default="", help="the column that says how much each row counts, beside --label")
     inspect.add_argument("--against", type=Path, help="another table: how many ids both have, and in which format more")
     inspect.add_argument("--against-id", default="", help="its column of ids (default: that of --id)")
     add_json(inspect)
@@ -153,13 +154,16 @@ def _demo(options: argparse.Namespace, console: Console) -> None:
 def _inspect(options: argparse.Namespace, console: Console) -> None:
     from efvfl.data.tables.inspect import compare_ids, inspect_file, show_ids, show_inspection
 
-    path, id, label = options.file, options.id, options.label
+    path, id, label, weight = options.file, options.id, options.label, options.weight
     if path.suffix == ".toml":
         from efvfl.config import own_file
 
         own = own_file.table_of(path)
-        path, id, label = path.parent / own["path"], id or own.get("id", ""), label or own.get("label", "")
-    found = inspect_file(path, id, label)
+        id, label, weight = (
+            given or own.get(key, "") for given, key in ((id, "id"), (label, "label"), (weight, "weight"))
+        )
+        path = path.parent / own["path"]
+    found = inspect_file(path, id, label, weight)
     ids = {path: id, options.against: options.against_id or id} if options.against else {}
     if options.json:
         print_json(asdict(found) | ({"against": asdict(compare_ids(ids))} if ids else {}))
@@ -232,13 +236,14 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
     if ended := ending(records[-1], config.epochs):
         say(ended)
     console.print(summary(name, records[-1]), ledger_table(records[-1]))
-    outputs = run_folder.load_outputs(out)
+    outputs, settings = run_folder.load_outputs(out), run_folder.load_settings(out)
+    loss = settings.config["loss"] if settings else config.loss  # a file may leave it to the label
     if outputs:
         with left_out(say):
-            found = {split: metrics.of_loss(config.loss, o.output, o.labels) for split, o in outputs.items()}
+            found = {split: metrics.of_loss(loss, o.output, o.labels) for split, o in outputs.items()}
             console.print(metric_table(found))
     say(f"Records: {out / 'records.jsonl'}")
     with left_out(say):
-        draw_run(out / "run.png", name, records, metric=losses.lookup(config.loss).metric_name)
+        draw_run(out / "run.png", name, records, metric=losses.lookup(loss).metric_name)
         say(f"Picture: {out / 'run.png'}")
     say(f"A page about it: efvfl report {out}")

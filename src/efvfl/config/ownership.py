@@ -25,7 +25,7 @@ OWN: Final = _keys(
     "federation party folder certs private_seed memory threads data.path data.new data.id data.label data.weight "
     "data.columns data.leave_out data.types data.categories data.missing data.bins labels.path labels.id labels.label "
     "labels.weight model.name model.hidden model.activation model.last model.options model.device model.precision "
-    "limits. protect. network.listen network.absent_seconds network.stale_seconds network.silent_seconds "
+    "model.skip limits. protect. network.listen network.absent_seconds network.stale_seconds network.silent_seconds "
     "network.save_steps network.save_seconds"
 )
 

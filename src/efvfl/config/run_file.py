@@ -74,6 +74,7 @@ class ModelConfig:
     width: int = 16  # size of the representation
     activation: str = "relu"
     last: str = "sigmoid"  # activation of the representation
+    skip: bool = False  # also a linear map of the inputs, beside the hidden layers
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of resnet18, mvcnn or your own module
     device: Literal["cpu", "cuda", "mps"] = "cpu"  # where it computes
     precision: Literal["float32", "bfloat16"] = "float32"  # what it computes in; all else stays in float32
@@ -82,7 +83,7 @@ class ModelConfig:
         """Refuse layers without entries, and settings that this model does not take."""
         ranges.check_fields(self, "model")
         if ":" in self.name or self.name in ("linear", "mvcnn", "resnet18"):  # a name with a typo is answered later
-            _refuse_useless(self, "model", ("hidden", "activation", "last"))
+            _refuse_useless(self, "model", ("hidden", "activation", "last", "skip"))
         if self.name in ("mlp", "linear"):
             _refuse_useless(self, "model", ("options",))
 
@@ -95,13 +96,14 @@ class FusionConfig:
     name: str = "mlp"  # or 'package.module:attribute'
     hidden: tuple[int, ...] = ()
     activation: str = "relu"
+    skip: bool = False  # also a linear map of the combination, beside the hidden layers
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse layers without entries, and settings that this module does not take."""
         ranges.check_fields(self, "fusion")
         if ":" in self.name:
-            _refuse_useless(self, "fusion", ("hidden", "activation"))
+            _refuse_useless(self, "fusion", ("hidden", "activation", "skip"))
         if self.name == "mlp":
             _refuse_useless(self, "fusion", ("options",))
 
@@ -195,7 +197,7 @@ class OwnData:
     types: dict[str, ColumnType] = field(default_factory=dict)
     categories: Literal["onehot", "embed"] = "onehot"  # table: how the model sees categories
     missing: tuple[str, ...] | None = None  # table: texts that mean a missing value; None: those of docs/tables.md
-    bins: int = 8  # table: a number is cut into so many for the model, at most; 0: none
+    bins: int = 16  # table: a number is cut into so many for the model, at most; 0: none
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,7 @@ class RunConfig:
     epochs: int = 20
     batch_size: int = 128  # 0: full batch
     batch_order: Literal["shuffle", "independent"] = "shuffle"
-    loss: str = "cross_entropy"
+    loss: str = "cross_entropy"  # with tables it follows from the label, if it is left out
     class_weights: str | tuple[float, ...] = ()  # "balanced", or one for each class; empty: all rows count alike
     memory: Literal["ram", "mapped"] = "ram"  # where surrogates are; mapped: in scratch files, for very many rows
     threads: int = 1  # of torch; small models are fastest with one, 0: as torch decides
@@ -265,8 +267,8 @@ class RunConfig:
         rules.check(self.choices)
         if isinstance(self.class_weights, str) and self.class_weights != "balanced":
             raise ConfigError(f"class_weights: expected 'balanced' or a list of numbers, got {self.class_weights!r}.")
-        if self.class_weights and self.loss not in ("cross_entropy", "binary_cross_entropy"):
-            raise ConfigError(f"class_weights are set, but loss = {self.loss!r} has no classes. Leave them out.")
+        if self.class_weights and self.loss != table_defaults.FROM_LABEL:
+            check_class_weights(self.loss)
 
     @property
     def choices(self) -> rules.Choices:
@@ -308,6 +310,12 @@ class RunConfig:
     def of(self, name: str) -> PartyConfig:
         """Return what is special about a party; nothing, if the file does not mention it."""
         return next((party for party in self.party if party.name == name), PartyConfig(name))
+
+
+def check_class_weights(loss: str) -> None:
+    """Refuse weights of classes for a loss that has none."""
+    if loss not in ("cross_entropy", "binary_cross_entropy"):
+        raise ConfigError(f"class_weights are set, but loss = {loss!r} has no classes. Leave them out.")
 
 
 def _check_names(names: list[str]) -> None:

@@ -12,9 +12,11 @@ from typing import Any, Final
 Table = Mapping[str, Any]
 
 TABLES: Final = "table"  # data.name
-TOP: Final[Table] = {"epochs": 100, "batch_size": 128}
-MODEL: Final[Table] = {"hidden": [64], "last": "identity"}  # of the network that efvfl makes for a party
-FUSION: Final[Table] = {"combine": "concat", "hidden": [64]}
+FROM_LABEL: Final = ""  # a loss that follows from the label: two classes, more of them, or numbers
+TOP: Final[Table] = {"epochs": 100, "batch_size": 128, "loss": FROM_LABEL}
+DATA: Final[Table] = {"validation": 0.1}  # the share of rows that decide when to stop
+MODEL: Final[Table] = {"hidden": [64], "last": "identity", "skip": True}  # of the network that efvfl makes for a party
+FUSION: Final[Table] = {"combine": "concat", "hidden": [64], "skip": True}
 COMPRESSOR: Final[Table] = {"name": "uniform", "levels": 7, "scale": "row"}
 DOWN: Final[Table] = {"name": "uniform", "levels": 31, "scale": "row"}
 OPTIMIZER: Final[Table] = {"name": "AdamW", "lr": 0.002, "weight_decay": 0.1}
@@ -38,6 +40,7 @@ def completed(table: Table) -> dict[str, Any]:
     fusion = FUSION if agreement.get("downlink") != "aggregate" else {**FUSION, "combine": "mean"}
     fusion = {} if _table(table, "model").get("name") == "linear" else fusion  # a linear model is linear to the end
     out = {**TOP, "optimizer": OPTIMIZER, **table}
+    out["data"] = {**DATA, **data} if isinstance(table.get("data", {}), Mapping) else table["data"]
     for key, defaults in (("model", MODEL), ("fusion", fusion), ("method", method)):
         out[key] = _filled(table.get(key, {}), defaults)
     if "party" in table:

@@ -7,7 +7,7 @@ from typing import Self
 
 from efvfl.config.run_file import RunConfig
 
-RECORDS = 20  # of a run on tables: each sends the validation rows, compressed
+RECORDS = 50  # of a run on tables: each sends the validation rows, compressed
 PATIENCE = 10  # epochs, or
 RECORDS_OF_PATIENCE = 3
 

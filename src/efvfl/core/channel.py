@@ -240,7 +240,12 @@ def read_bytes(packets: Packets, count: int, what: str) -> bytes:
 
 def send_exactly(vector: Tensor, what: str = "the fusion model") -> Packets:
     """Return a tensor as a packet without loss, for copies that must be exact."""
+    return send_alone(vector, what, _IDENTITY)
+
+
+def send_alone(vector: Tensor, what: str, compressor: Compressor) -> Packets:
+    """Return a tensor as a packet, of which nothing is remembered."""
     try:
-        return (_IDENTITY.encode(vector.detach().numpy()),)
+        return (compressor.encode(vector.detach().numpy()),)
     except CompressionError as error:
         raise CompressionError(f"{what} cannot be sent: {error}") from error

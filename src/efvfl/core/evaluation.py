@@ -2,7 +2,8 @@
 
 Between two steps the server asks for a report on the validation rows (EVALUATE). It travels through the compressor of
 the training rows, with a memory of its own at both ends. What the server decides by the loss it tells the parties
-(DECIDE). At the end of training, and then only, parties represent validation and test rows exactly (FINAL).
+(DECIDE). At the end of training, and then only, parties represent validation and test rows finely (FINAL): rounded to
+a byte a number where reports are compressed at all, else exactly.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from efvfl.compress import Identity, Uniform
 from efvfl.core.batches import ALL
 from efvfl.core.block import Block
-from efvfl.core.channel import Channel, Packets, blocks, refuse_huge, send_exactly, unpack
+from efvfl.core.channel import Channel, Packets, blocks, refuse_huge, send_alone, unpack
 from efvfl.core.decision import Decision
 from efvfl.core.fusion import Fusion
 from efvfl.core.kept_model import KeptModel
@@ -28,6 +30,7 @@ from efvfl.wire.message import Kind, Message
 if TYPE_CHECKING:
     from efvfl.core.party import Party
 
+FINE = Uniform(levels=127, scale="row")  # of held-out rows at the end: half a step is 0.4 % of a row's largest number
 BETWEEN_STEPS = (Kind.EVALUATE, Kind.FINAL, Kind.DECIDE)  # parties hold, and hold on
 
 
@@ -75,7 +78,7 @@ def answer(party: Party, message: Message) -> Message:
 
 
 def _represented(party: Party, evaluation: PartyEvaluation, kind: Kind) -> Packets:
-    """Return C(h - G) of the validation rows, or h of all held-out rows, a packet for each split that has any here."""
+    """Return C(h - G) of the validation rows, or h of all held-out rows, rounded finely; a packet a split with rows."""
     here = [split for split in party.plan.held_out if len(evaluation.columns[split])]
     if kind == Kind.EVALUATE:
         if "validation" not in here:
@@ -83,7 +86,8 @@ def _represented(party: Party, evaluation: PartyEvaluation, kind: Kind) -> Packe
         h = party.model.represent(evaluation.columns["validation"])
         return evaluation.channel.send(ALL, h, party.step)[0]
     found = [party.model.represent(evaluation.columns[split]) for split in here]
-    return tuple(packet for h in found for packet in send_exactly(h, "a representation"))
+    compressor = Identity() if evaluation.channel.exact else FINE
+    return tuple(packet for h in found for packet in send_alone(h, "a representation", compressor))
 
 
 def _carry_out(party: Party, evaluation: PartyEvaluation, message: Message) -> None:
@@ -138,9 +142,9 @@ class ServerEvaluation:
         packets = {name: replies[name].packets.get(self.plan.number(name), ()) for name in self.plan.names}
         if asked == Kind.EVALUATE:
             return {"validation": self._predict("validation", {n: self._absorb(n, packets[n]) for n in packets})}
-        exact = {name: self._exact(name, packets[name]) for name in packets}
+        fine = {name: self._fine(name, packets[name]) for name in packets}
         return {
-            split: self._predict(split, {name: parts[split] for name, parts in exact.items()})
+            split: self._predict(split, {name: parts[split] for name, parts in fine.items()})
             for split in self.plan.held_out
         }
 
@@ -157,7 +161,7 @@ class ServerEvaluation:
             )
         packets = reply.packets.get(number, ())
         if final:
-            self._exact(name, packets)
+            self._fine(name, packets)
             return
         channel = self.channels[name]
         decoded = channel.decode(ALL, packets, self.plan.held_rows(name, "validation"))
@@ -168,7 +172,8 @@ class ServerEvaluation:
         channel = self.channels[name]
         return channel.receive(ALL, packets, channel.decode(ALL, packets, self.plan.held_rows(name, "validation")))
 
-    def _exact(self, name: str, packets: Packets) -> dict[str, Tensor]:
+    def _fine(self, name: str, packets: Packets) -> dict[str, Tensor]:
+        """Return the held-out rows that a party sent at the end, by split."""
         width, dtype = self.plan.widths[self.plan.names.index(name)], self.plan.dtype
         counts = {split: self.plan.held_rows(name, split) for split in self.plan.held_out}
         here = [split for split, rows in counts.items() if rows]

@@ -33,6 +33,7 @@ class Dataset:
     ids: dict[str, list[str]] = field(default_factory=dict)  # of the rows, by split; empty: rows have no ids
     encoders: Mapping[str, Encoder] = field(default_factory=dict)  # of the parties' tables
     class_names: tuple[str, ...] = ()  # if the labels were strings
+    loss: str = ""  # of tables: what was asked for, or follows from the labels
     participation: Mapping[str, Participation] = field(default_factory=dict)  # of the rows of the parties' tables
     columns: Mapping[str, Any] = field(default_factory=dict)  # of tables: how later rows differ, as `drift` counts it
 

@@ -144,6 +144,10 @@ class Sweep:
                     f"{self.name}: runs {other!r} and {cell.name!r} have the same row {cell.row!r} and column "
                     f"{cell.column!r}, but a table has one cell there: change one of them."
                 )
+        if unsaid := [cell.name for cell in self.cells if not cell.config.loss]:
+            raise ConfigError(
+                f"{self.name}: run {unsaid[0]!r} leaves the loss to its label: set `loss`, to compare by one metric."
+            )
         metrics = {losses.lookup(cell.config.loss).metric_name for cell in self.cells}
         if len(metrics) > 1:
             raise ConfigError(

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from efvfl.config import user_code
 from efvfl.errors import ConfigError, describe, nearest
@@ -24,10 +24,33 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
+class Skipping(nn.Module):
+    """Layers, and beside them a linear map of their inputs: what is linear need not pass through the hidden units."""
+
+    def __init__(self, layers: nn.Sequential, linear: nn.Linear, last: nn.Module) -> None:
+        """Add the two, and apply the last activation to the sum."""
+        super().__init__()
+        self.layers = layers
+        self.linear = linear
+        self.last = last
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return shape (rows, outputs)."""
+        out: Tensor = self.last(self.layers(x) + self.linear(x.flatten(1)))
+        return out
+
+
 def mlp(
-    inputs: int, outputs: int, hidden: Sequence[int] = (), activation: str = "relu", last: str = "identity"
+    inputs: int,
+    outputs: int,
+    hidden: Sequence[int] = (),
+    activation: str = "relu",
+    last: str = "identity",
+    skip: bool = False,
 ) -> nn.Module:
     """Return linear layers with an activation between them, and another one after the last layer.
+
+    With `skip` a linear map of the inputs is added to the last layer; without hidden layers it would be the same again.
 
     The module maps shape (rows, ...) with `inputs` numbers per row to (rows, outputs). The paper's shallow local model:
 
@@ -37,6 +60,10 @@ def mlp(
     for name in (activation, last):
         if name not in ACTIVATIONS:
             raise ConfigError(f"there is no activation {name!r}. {nearest(name, ACTIVATIONS)}")
+    if skip and hidden:
+        inner = mlp(inputs, outputs, hidden, activation)
+        assert isinstance(inner, nn.Sequential)
+        return Skipping(inner, nn.Linear(inputs, outputs), ACTIVATIONS[last]())
     sizes = [inputs, *hidden, outputs]
     layers: list[nn.Module] = [nn.Flatten()]
     for i, (before, after) in enumerate(pairwise(sizes)):

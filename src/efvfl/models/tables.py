@@ -31,7 +31,9 @@ def embedding_width(levels: int) -> int:
 class TableModel(nn.Module):
     """Linear layers over the numbers, what was learnt of their bins, and the embeddings of the codes."""
 
-    def __init__(self, layout: Layout, width: int, hidden: Sequence[int], activation: str, last: str) -> None:
+    def __init__(
+        self, layout: Layout, width: int, hidden: Sequence[int], activation: str, last: str, skip: bool = False
+    ) -> None:
         super().__init__()
         self.layout = layout
         self.binned = _binned(layout)
@@ -39,7 +41,7 @@ class TableModel(nn.Module):
         self.tables = nn.ModuleList(nn.Embedding(levels, embedding_width(levels)) for levels in layout.codes)
         for table in self.tables:
             _zero_unseen(table)
-        self.layers = mlp(inputs_of(layout), width, hidden, activation, last)
+        self.layers = mlp(inputs_of(layout), width, hidden, activation, last, skip)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return representations, shape (rows, width), of encoded rows, shape (rows, layout.width)."""
@@ -58,6 +60,8 @@ class TableModel(nn.Module):
         """
         embedded = [(c.name, i) for c in _coded(encoder) for i in range(embedding_width(len(c.levels) + 1))]
         layers = [key.removesuffix(".weight") for key in state if key.startswith("layers.") and state[key].dim() == 2]
+        straight = [layer for layer in layers if layer.endswith(".linear")]  # of the inputs, beside the others
+        layers = [layer for layer in layers if layer not in straight]
         found = _codes_by_level(encoder)
         columns = [encoder.names[place] for place in _binned(encoder.layout)]
         binned = [(name, "bin", i) for name in columns for i in range(BIN_WIDTH)]
@@ -65,10 +69,11 @@ class TableModel(nn.Module):
             bins = range(state["bins.weight"].shape[1])
             found["bins.weight"] = LabelledTensor("bins.weight", (columns, bins, None))
             found["bins.bias"] = LabelledTensor("bins.bias", (columns, None))
-        for place, layer in enumerate(layers):
+        columns_in = [*encoder.names[: encoder.layout.numbers], *binned, *embedded]
+        for layer in (*layers, *straight):
             outputs, inputs = state[f"{layer}.weight"].shape
-            units = None if layer == layers[-1] else range(outputs)
-            names = [*encoder.names[: encoder.layout.numbers], *binned, *embedded] if place == 0 else range(inputs)
+            units = None if layer in (layers[-1], *straight) else range(outputs)
+            names = columns_in if layer in (layers[0], *straight) else range(inputs)
             found[f"{layer}.weight"] = LabelledTensor(f"{layer}.weight", (units, names))
             found[f"{layer}.bias"] = LabelledTensor(f"{layer}.bias", (units,))
         return found
@@ -103,11 +108,19 @@ class LinearModel(nn.Module):
 
 
 def table_model(
-    layout: Layout, width: int, hidden: Sequence[int] = (), activation: str = "relu", last: str = "sigmoid"
+    layout: Layout,
+    width: int,
+    hidden: Sequence[int] = (),
+    activation: str = "relu",
+    last: str = "sigmoid",
+    skip: bool = False,
 ) -> TableModel:
-    """Return a network; by default with one hidden layer of 2 ** ceil(log2(inputs)) units, between 16 and 128."""
+    """Return a network; by default with one hidden layer of 2 ** ceil(log2(inputs)) units, between 16 and 128.
+
+    With `skip` a linear map of all inputs is added to the last layer.
+    """
     size = min(MOST_HIDDEN, max(LEAST_HIDDEN, 2 ** ceil(log2(inputs_of(layout)))))
-    return TableModel(layout, width, tuple(hidden) or (size,), activation, last)
+    return TableModel(layout, width, tuple(hidden) or (size,), activation, last, skip)
 
 
 def linear_model(layout: Layout, width: int) -> LinearModel:

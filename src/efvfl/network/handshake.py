@@ -46,13 +46,14 @@ def shared_part(config: RunConfig, names: Sequence[str]) -> dict[str, Any]:
     return dict(json.loads(json.dumps(table)))  # tuples become lists, as they do when sent
 
 
-def own_part(config: RunConfig, salt: str, weights: Tensor | None) -> dict[str, Any]:
+def own_part(config: RunConfig, loss: str, salt: str, weights: Tensor | None) -> dict[str, Any]:
     """Return what of the label holder alone decides what it sends, for its checkpoint: it is never sent.
 
     Of its private seeds and of the weights of its training rows that is a salted digest.
     """
     here = config.label_holder
     table = {
+        "loss": loss,  # a file may leave it to the labels
         "class_weights": config.class_weights,
         "weights": None if weights is None else _salted(salt, weights),
         "fusion": asdict(config.fusion),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -11,17 +13,20 @@ from torch import Tensor
 from efvfl.config.run_file import RunConfig
 from efvfl.core.batches import Source
 from efvfl.core.targets import Targets
+from efvfl.errors import EfvflError
 from efvfl.runs.build import head_model, local_model, make_loss, make_optimizer, patience, private_seed, watching
-from efvfl.runs.run_folder import Outputs
+from efvfl.runs.run_folder import ALONE, Outputs, save_outputs
 from efvfl.training.federate import federate, model_width
 from efvfl.training.options import Setup, Training
 
 if TYPE_CHECKING:
     from efvfl.data.tables.encode import Encoder
 
+log = logging.getLogger("efvfl")
+
 
 @dataclass(frozen=True)
-class OwnRows:
+class LabelHolderRows:
     """What a label holder with columns has itself."""
 
     columns: Mapping[str, Tensor]  # by split
@@ -32,15 +37,31 @@ class OwnRows:
     source: Source | None = None  # in place of the training rows: augmented images
 
 
-def train_alone(config: RunConfig, rows: OwnRows, stop: Callable[[], bool] = lambda: False) -> dict[str, Outputs]:
+def leave_alone(
+    folder: Path, config: RunConfig, rows: LabelHolderRows, stop: Callable[[], bool] = lambda: False
+) -> None:
+    """Train alone and leave the outputs in a run's folder, unless it is stopped; the run is as good without them."""
+    try:
+        outputs = train_alone(config, rows, stop)
+    except EfvflError as error:  # such as a head of one's own that takes as many columns as all parties have
+        log.warning("the label holder's own columns could not be trained alone, to compare with: %s", error)
+        return
+    if outputs:
+        save_outputs(folder, outputs, ALONE)
+
+
+def train_alone(
+    config: RunConfig, rows: LabelHolderRows, stop: Callable[[], bool] = lambda: False
+) -> dict[str, Outputs]:
     """Train as the run did, without the other parties, and return outputs on held-out rows; nothing if stopped.
 
-    The best model is kept where the run keeps it. There is no compressor and no protection, for nothing leaves.
+    The best model is kept where the run keeps it. There is no compressor and no protection, for nothing leaves. The
+    settings name the loss.
     """
     name, x = config.label_holder, rows.columns["train"]
     held_out = [split for split in ("validation", "test") if split in rows.targets]
     model = local_model(config, name, x[0], rows.encoder)
-    head = head_model(config, [model_width(model, x, name)[0]], rows.classes)
+    head = head_model(config, [model_width(model, x, name)[0]], rows.classes, config.loss)
 
     def part(split: str) -> tuple[dict[str, Tensor], Tensor, Tensor | None] | None:
         of = rows.targets.get(split)
@@ -56,7 +77,7 @@ def train_alone(config: RunConfig, rows: OwnRows, stop: Callable[[], bool] = lam
         validation=part("validation"),
         test=part("test"),
         training=Training(
-            loss=make_loss(config, train, rows.classes),
+            loss=make_loss(config, config.loss, train, rows.classes),
             weights=train.weights,
             optimizer=make_optimizer(config.optimizer),
             batch_size=config.batch_size,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from efvfl.config.run_file import SGD_RATE, DataConfig, FusionConfig, ModelConfig, RunConfig
+from efvfl.config.run_file import SGD_RATE, DataConfig, FusionConfig, ModelConfig, RunConfig, check_class_weights
 from efvfl.config.table_defaults import TABLES, are_tables
 from efvfl.config.watching import Watching
 from efvfl.core import losses
@@ -107,17 +107,19 @@ def _joined(config: RunConfig, folder: Path, known: Mapping[str, Encoder] | None
         ids=joined.ids,
         encoders=joined.encoders,
         class_names=joined.classes.names,
+        loss=joined.classes.loss,
         participation=joined.participation,
         columns={name: drift.as_table(found) for name, found in joined.compared.items()},
     )
     return data.subset(config.data.subset, config.seed) if config.data.subset else data
 
 
-def make_loss(config: RunConfig, train: Targets, classes: int) -> Loss:
-    """Return the loss, with the weights of the classes that the training rows have."""
-    loss = losses.lookup(config.loss)
+def make_loss(config: RunConfig, name: str, train: Targets, classes: int) -> Loss:
+    """Return the loss of this name, with the weights of the classes that the training rows have."""
+    loss = losses.lookup(name)
     if not config.class_weights:
         return loss
+    check_class_weights(name)
     loss.check(train.labels)
     found = losses.class_weights(config.class_weights, train.labels, max(classes, 2), train.weights)
     return losses.weighted(loss, found)
@@ -162,15 +164,15 @@ def local_model(config: RunConfig, name: str, row: Tensor, encoder: Encoder | No
     return place(model, chosen.device, chosen.precision)
 
 
-def head_model(config: RunConfig, widths: Sequence[int], classes: int) -> nn.Module:
-    """Return the module after the combination, as it is before training."""
+def head_model(config: RunConfig, widths: Sequence[int], classes: int, loss: str) -> nn.Module:
+    """Return the module after the combination, as it is before training, with the outputs that this loss needs."""
     seed = derive(private_seed(config), "server", "init")
-    return mlp.seeded_model(seed, partial(make_head, config.fusion, widths, head_outputs(config, classes)))
+    return mlp.seeded_model(seed, partial(make_head, config.fusion, widths, head_outputs(loss, classes)))
 
 
-def head_outputs(config: RunConfig, classes: int) -> int:
+def head_outputs(loss: str, classes: int) -> int:
     """Return how many numbers the head gives for a row."""
-    return 1 if config.loss in ("binary_cross_entropy", "mse", "huber") else classes
+    return 1 if loss in ("binary_cross_entropy", "mse", "huber") else classes
 
 
 def make_local_model(config: ModelConfig, row: Tensor, encoder: Encoder | None) -> nn.Module:
@@ -182,9 +184,9 @@ def make_local_model(config: ModelConfig, row: Tensor, encoder: Encoder | None) 
 
         if config.name == "linear":
             return linear_model(encoder.layout, config.width)
-        return table_model(encoder.layout, config.width, config.hidden, config.activation, config.last)
+        return table_model(encoder.layout, config.width, config.hidden, config.activation, config.last, config.skip)
     if config.name == "mlp":
-        return mlp.mlp(row.numel(), config.width, config.hidden, config.activation, config.last)
+        return mlp.mlp(row.numel(), config.width, config.hidden, config.activation, config.last, config.skip)
     if config.name in ("resnet18", "mvcnn"):
         if row.dim() != 3:
             raise ConfigError(f"{config.name} needs images, but a row of these columns has shape {tuple(row.shape)}.")
@@ -206,7 +208,7 @@ def make_head(config: FusionConfig, widths: Sequence[int], outputs: int) -> nn.M
         return mlp.imported(config.name, config.options)
     if config.name != "mlp":
         raise ConfigError(f"there is no head {config.name!r}. Known: mlp, or your own as 'package.module:attribute'.")
-    return mlp.mlp(inputs, outputs, config.hidden, config.activation)
+    return mlp.mlp(inputs, outputs, config.hidden, config.activation, skip=config.skip)
 
 
 def memory_folder(config: RunConfig, folder: Path | None) -> Path | None:
@@ -239,7 +241,8 @@ def make_federation(
     widths = [model_width(model, x, name)[0] for model, (name, x) in zip(locals_, columns.items(), strict=True)]
     for name, width in zip(columns, widths, strict=True):
         _check_width(model_config(config, name), name, width)
-    head = head_model(config, widths, data.classes)
+    loss = make_loss(config, config.loss or data.loss, data.train.targets, data.classes)
+    head = head_model(config, widths, data.classes, loss.name)
     if start:
         models = [(name, model) for name, model in zip(columns, locals_, strict=True) if name in start.models]
         kept = [start.give_model(name, model, data.encoders.get(name)) for name, model in models]
@@ -263,7 +266,7 @@ def make_federation(
         validation=rows(data.validation),
         test=rows(data.test),
         training=Training(
-            loss=make_loss(config, data.train.targets, data.classes),
+            loss=loss,
             weights=data.train.weights,
             optimizer=make_optimizer(config.optimizer),
             batch_size=config.batch_size,

@@ -19,14 +19,13 @@ from torch import Tensor, nn
 from efvfl.config.column_types import ColumnType
 from efvfl.config.run_file import RunConfig, read
 from efvfl.config.table_defaults import TABLES
-from efvfl.config.watching import PATIENCE, RECORDS
 from efvfl.core import ranges
 from efvfl.core.fusion import Fusion
 from efvfl.core.losses import Loss
 from efvfl.errors import ConfigError, DataError, DataWarning, InputError, nearest, whole_number
 from efvfl.models.mlp import seeded_model
 from efvfl.runs import estimator_subsets, estimator_warm_start
-from efvfl.runs.build import head_model, make_optimizer
+from efvfl.runs.build import head_model, make_optimizer, watching
 from efvfl.training import measure
 from efvfl.training.federate import federate
 from efvfl.training.federation import Federation
@@ -51,7 +50,6 @@ with optional("sklearn", "an estimator"):
 
 ModelMaker = Callable[[Layout, int], nn.Module]
 
-VALIDATION = 0.1  # share of the rows that decide when to stop
 FEWEST_VALIDATION = 30  # fewer rows say too little about when to stop
 
 
@@ -156,20 +154,19 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         labels: Tensor,
         loss: Loss,
         outputs: int,
-        strata: NDArray[Any],
         weights: NDArray[np.float64] | None,
     ) -> None:
         """Split off the validation rows, encode each party's columns, and train."""
         seed = self._seed()
-        stops, share = self._stopping(len(strata))
-        rows, validation = split_rows(strata, seed, share)
         run = self._run(seed, loss.name)
+        stops, share = self._stopping(run, len(labels))
+        rows, validation = split_rows(len(labels), seed, share)
         self._fit_encoders(frame, rows)
         features = self._features(frame)
         if (present := self._present(frame)) is not None:
             features = estimator_subsets.blanked(features, present)
         local = {name: self._local_model(run, name, encoder.layout) for name, encoder in self.encoders_.items()}
-        head = head_model(run, [run.model.width] * len(local), outputs)
+        head = head_model(run, [run.model.width] * len(local), outputs, loss.name)
         if self._continues:
             last = [*self._models, self._fusion.head]
             estimator_warm_start.take_over([*local, "the server"], [*local.values(), head], last)
@@ -191,11 +188,11 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
                 batch_size=run.batch_size,
                 seed=run.seed,
                 weights=None if weights is None else weights[rows],
-                patience=PATIENCE if stops else 0,
+                patience=watching(run).patience if stops else 0,
             ),
             setup=Setup(combine=run.fusion.combine, label_holder=run.label_holder),
         )
-        self.records_ = self._learn(self.federation_, run.epochs, stops)
+        self.records_ = self._learn(self.federation_, run)
         self._models: list[nn.Module] = [_for_prediction(module) for module in self.federation_.models]
         self._fusion: Fusion = _for_prediction(self.federation_.fusion)
 
@@ -218,9 +215,9 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _stopping(self, rows: int) -> tuple[bool, float]:
+    def _stopping(self, run: RunConfig, rows: int) -> tuple[bool, float]:
         """Return whether validation rows decide when to stop, and the share of the rows that is held out."""
-        share = VALIDATION if self.validation_fraction is None else float(self.validation_fraction)
+        share = run.data.validation if self.validation_fraction is None else float(self.validation_fraction)
         if self.early_stopping == "auto":
             stops = share * rows >= FEWEST_VALIDATION
         elif isinstance(self.early_stopping, bool | np.bool):
@@ -256,7 +253,7 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         chosen, width = run.model, run.model.width
         make: Callable[[], nn.Module]
         if self.model == "table":
-            make = partial(table_model, layout, width, chosen.hidden, chosen.activation, chosen.last)
+            make = partial(table_model, layout, width, chosen.hidden, chosen.activation, chosen.last, chosen.skip)
         elif self.hidden:
             raise ConfigError(f"hidden = {list(self.hidden)} needs model = 'table': remove it.")
         elif callable(self.model):
@@ -268,14 +265,13 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
             raise ConfigError(f"there is no model {self.model!r}. {hint} Or pass a function (layout, width) -> module.")
         return seeded_model(derive(run.seed, "party", name, "init"), make)
 
-    def _learn(self, federation: Federation, epochs: int, stops: bool) -> list[Record]:
+    def _learn(self, federation: Federation, run: RunConfig) -> list[Record]:
         """Train and return the records; with early stopping, the best model is in place then."""
-        every = 1 if stops else -(-epochs // RECORDS)
         records: list[Record] = []
-        for record in federation.train(epochs, every, gradient=False):
+        for record in federation.train(run.epochs, watching(run).every, gradient=False):
             records.append(record)
             if self.verbose:
-                print(_line(record, epochs))
+                print(_line(record, run.epochs))
         return records
 
     def _features(self, frame: polars.DataFrame) -> dict[str, Tensor]:

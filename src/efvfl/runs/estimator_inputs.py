@@ -20,7 +20,7 @@ with optional("sklearn", "an estimator"):
     from sklearn.utils.validation import assert_all_finite, check_consistent_length, column_or_1d
 
     from efvfl.data.tables.encode import TableSettings
-    from efvfl.data.tables.splits import stratified
+    from efvfl.data.tables.splits import split_of
 
 Columns = Mapping[str, Sequence[str | int]]
 
@@ -104,14 +104,14 @@ def _column(key: str | int, names: list[str], owner: str) -> str:
     return names[key]
 
 
-def split_rows(strata: NDArray[Any], seed: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the training and the validation rows, stratified by class."""
-    if not share:
-        return np.arange(len(strata)), np.arange(0)
-    split = stratified([str(row) for row in range(len(strata))], strata, seed, (share, 0.0))
-    if not len(split["validation"]):
-        raise ConfigError(f"validation_fraction = {share:g} of {len(strata)} rows is less than one row: increase it.")
-    return split["train"], split["validation"]
+def split_rows(rows: int, seed: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the training and the validation rows, cut and ordered as by a run file whose ids are the row numbers."""
+    ids = sorted(map(str, range(rows)), key=str.encode)
+    split = split_of(ids, seed, (share, 0.0))
+    if share and not len(split["validation"]):
+        raise ConfigError(f"validation_fraction = {share:g} of {rows} rows is less than one row: increase it.")
+    numbers = np.asarray(ids, dtype=np.int64)
+    return numbers[split["train"]], numbers[split["validation"]]
 
 
 def given(parameters: Mapping[str, Any]) -> dict[str, Any]:

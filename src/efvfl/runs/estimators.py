@@ -50,7 +50,7 @@ class VerticalClassifier(ClassifierMixin, Vertical):  # type: ignore[misc]
         self.classes_ = self._classes(np.unique(target))
         labels = torch.from_numpy(np.searchsorted(self.classes_, target).astype(np.int64))
         with self._computing():
-            self._train(frame, labels, self._loss(target, labels, weights), len(self.classes_), labels.numpy(), weights)
+            self._train(frame, labels, self._loss(target, labels, weights), len(self.classes_), weights)
         return self
 
     def _classes(self, found: NDArray[Any]) -> NDArray[Any]:
@@ -117,7 +117,7 @@ class VerticalRegressor(RegressorMixin, Vertical):  # type: ignore[misc]
             self._scale = variance**0.5 or 1.0
         standard = torch.from_numpy((target - self._mean) / self._scale).float()
         with self._computing():
-            self._train(frame, standard, LOSSES["mse"], 1, np.zeros(len(target), dtype=np.int64), weights)
+            self._train(frame, standard, LOSSES["mse"], 1, weights)
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:

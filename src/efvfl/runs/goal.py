@@ -8,7 +8,6 @@ from math import isfinite
 
 from torch import Tensor
 
-from efvfl.config.run_file import RunConfig
 from efvfl.errors import ConfigError, nearest
 from efvfl.runs import metrics
 from efvfl.training import measure
@@ -78,7 +77,7 @@ def _number(text: str) -> float | None:
 class ValidationMetrics:
     """The metrics of a run's validation rows."""
 
-    def __init__(self, config: RunConfig, validation: Split | None) -> None:
+    def __init__(self, validation: Split | None) -> None:
         """Look at these rows, evenly chosen if there are very many."""
         if validation is None or not len(validation.labels):
             raise ConfigError(
@@ -86,18 +85,24 @@ class ValidationMetrics:
             )
         every = -(-len(validation.labels) // ROWS)
         self.split = validation.part(slice(None, None, every))
-        self.loss = config.loss
 
     def names(self, federation: Federation) -> set[str]:
         """Return all metrics that can be a goal."""
         output = self._output(federation)
-        return {*self._quick(federation, output), *metrics.of_loss(self.loss, output, self.split.labels)}
+        return {
+            *self._quick(federation, output),
+            *metrics.of_loss(federation.server.loss.name, output, self.split.labels),
+        }
 
     def measure(self, federation: Federation, metric: str) -> float:
         """Return one of the metrics of the network as it is now; nothing changes by it."""
         output = self._output(federation)
         quick = self._quick(federation, output)
-        return quick[metric] if metric in quick else metrics.of_loss(self.loss, output, self.split.labels)[metric]
+        return (
+            quick[metric]
+            if metric in quick
+            else metrics.of_loss(federation.server.loss.name, output, self.split.labels)[metric]
+        )
 
     def _output(self, federation: Federation) -> Tensor:
         return measure.predict(federation.models, federation.fusion, self.split.features)

@@ -142,7 +142,7 @@ class _Planner:
         self.line = line
         self.watch = watch
         self.clock = clock
-        self.measured = ValidationMetrics(config, data.validation)
+        self.measured = ValidationMetrics(data.validation)
         self.others = candidates(config, len(data.train.labels))
 
     def plan(self, target: str, seconds: float) -> LinePlan:

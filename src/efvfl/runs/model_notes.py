@@ -95,6 +95,8 @@ def local_note(config: RunConfig, name: str, columns: Tensor) -> Local:
     return Local(model_config(config, name), tuple(columns.shape[1:]), str(columns.dtype).removeprefix("torch."))
 
 
-def head_note(config: RunConfig, widths: Mapping[str, int], classes: int, names: tuple[str, ...] = ()) -> Head:
-    """Return what is to be kept of the fusion model."""
-    return Head(config.fusion, dict(widths), head_outputs(config, classes), config.loss, names)
+def head_note(
+    config: RunConfig, loss: str, widths: Mapping[str, int], classes: int, names: tuple[str, ...] = ()
+) -> Head:
+    """Return what is to be kept of the fusion model; `loss` is the one that was trained: a file may leave it open."""
+    return Head(config.fusion, dict(widths), head_outputs(loss, classes), loss, names)

@@ -179,7 +179,7 @@ def _result(run: _Run) -> Iterator[str]:
     if not found:
         yield "<p>Nothing was evaluated.</p>"
         return
-    found |= {f"{split}, alone": scores for split, scores in run.scores(run.alone).items()}
+    found |= {f"{split}, alone": scores for split, scores in run.scores(run.alone).items() if split == _first(run)}
     every = dict.fromkeys(name for scores in found.values() for name in scores)
     names = [*(name for name in HEADLINES if name in every), *(name for name in every if name not in HEADLINES)]
     rows = [
@@ -220,10 +220,15 @@ def _predictions(run: _Run, charts: html.Charts) -> Iterator[str]:
 
 def _shown(run: _Run) -> dict[str, Outputs]:
     """Return the rows whose curves are drawn: test rows, with those of the label holder alone or validation rows."""
-    first = "test" if "test" in run.outputs else next(iter(run.outputs))
+    first = _first(run)
     if first in run.alone:
         return {first: run.outputs[first], report_figures.ALONE: run.alone[first]}
     return {first: run.outputs[first]} | run.outputs
+
+
+def _first(run: _Run) -> str:
+    """Return the split that counts: the test rows, if there are any."""
+    return "test" if "test" in run.outputs else next(iter(run.outputs), "")
 
 
 def _probability(loss: str, part: Outputs) -> Any:

@@ -21,7 +21,7 @@ from efvfl.config.run_file import RunConfig
 from efvfl.data import Dataset
 from efvfl.errors import CheckpointError, ConfigError
 from efvfl.runs import model_notes, run_folder
-from efvfl.runs.alone import OwnRows, train_alone
+from efvfl.runs.alone import LabelHolderRows, leave_alone
 from efvfl.runs.build import load_data, make_federation, watching
 from efvfl.runs.model_notes import ModelNotes
 from efvfl.runs.status_file import StatusFile, kept
@@ -174,8 +174,11 @@ def train(
     warm = resume and (folder / STARTED_FROM).exists()
     data = load_data(config, base, start.encoders if start else _encoders(folder) if warm else None)
     _say_rows(data, say)
+    if not config.loss:
+        (say or log.info)(f"The loss follows from the label: {data.loss}.")
     federation = make_federation(config, data, folder, start)
     saved = RunCheckpoint(folder / CHECKPOINT, _settings(config, federation))
+    config = replace(config, loss=config.loss or data.loss)
     if not resume and saved.exists():
         raise ConfigError(
             f"{saved.path} is there already: give --resume to go on from it (resume=True in Python), or another folder."
@@ -199,7 +202,7 @@ def train(
             raise ConfigError(f"epochs = {config.epochs} leaves nothing to train.")
         _leave_for_report(federation, config, data, folder)
         if alone and config.label_holder:
-            run_folder.save_outputs(folder, train_alone(config, _own_rows(config, data)), run_folder.ALONE)
+            leave_alone(folder, config, _own_rows(config, data))
     return records
 
 
@@ -258,7 +261,7 @@ def _settings(config: RunConfig, federation: Federation) -> dict[str, Any]:
     rows = {name: list(x.shape) for name, x in zip(federation.parties, features, strict=True)}
     evaluation: Evaluation = "compressed" if federation.server.evaluation else "exact"
     kept = replace(config, epochs=0, memory="ram", patience=None)
-    return asdict(kept) | {"evaluation": evaluation, "rows": rows}
+    return asdict(kept) | {"evaluation": evaluation, "rows": rows, "loss": federation.server.loss.name}
 
 
 def _leave_for_report(federation: Federation, config: RunConfig, data: Dataset, folder: Path) -> None:
@@ -267,7 +270,7 @@ def _leave_for_report(federation: Federation, config: RunConfig, data: Dataset, 
     for split, part in federation.splits.items():
         if split != "train":
             ids = data.ids.get(split) or [str(i) for i in range(len(part.labels))]
-            outputs[split] = run_folder.Outputs(ids, part.labels, federation.predict(part.features))
+            outputs[split] = run_folder.Outputs(ids, part.labels, federation.held_out_output(split))
     if outputs:
         run_folder.save_outputs(folder, outputs)
     _save_settings(federation, config, data, folder, complete=True)
@@ -280,7 +283,7 @@ def _save_models(federation: Federation, config: RunConfig, data: Dataset, folde
     """Write what `efvfl export` makes the models from, beside their parameters."""
     widths = {name: party.up.width[0] for name, party in federation.parties.items()}
     columns = zip(data.names, data.train.features, strict=True)
-    head = model_notes.head_note(config, widths, data.classes, data.class_names)
+    head = model_notes.head_note(config, federation.server.loss.name, widths, data.classes, data.class_names)
     ModelNotes({name: model_notes.local_note(config, name, x) for name, x in columns}, head).save(folder)
 
 
@@ -292,11 +295,11 @@ def _save_settings(federation: Federation, config: RunConfig, data: Dataset, fol
     run_folder.save_settings(folder, settings, sizes, data.participation, complete)
 
 
-def _own_rows(config: RunConfig, data: Dataset) -> OwnRows:
+def _own_rows(config: RunConfig, data: Dataset) -> LabelHolderRows:
     """Return what the label holder has itself."""
     place, name = data.names.index(config.label_holder), config.label_holder
     splits = {s: part for s in ("train", "validation", "test") if (part := getattr(data, s)) is not None}
-    return OwnRows(
+    return LabelHolderRows(
         {split: part.features[place] for split, part in splits.items()},
         {split: part.targets for split, part in splits.items()},
         {split: data.ids.get(split) or [str(i) for i in range(len(part.labels))] for split, part in splits.items()},

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from efvfl.training.callbacks import Callback, Step
+from efvfl.training.callbacks import Callback, TrainingStep
 from efvfl.training.record import Record
 from efvfl.util.extras import optional
 
@@ -26,7 +26,7 @@ Settings = Mapping[str, Any]  # of a run, such as `dataclasses.asdict(config)`; 
 class _Tracking(Callback, abc.ABC):
     """A callback that writes numbers by name and step, and is closed when a run ends."""
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: TrainingStep) -> None:
         """Write the loss of a step."""
         if math.isfinite(step.loss):
             self.write({"step/loss": step.loss}, step.number)
@@ -89,6 +89,10 @@ class MLflowLogger(_Tracking):
     """Writes a run of MLflow to `mlflow.db` in a folder, or to the tracking server of a URI.
 
     `mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db` shows it.
+
+    >>> def train_and_track(federation):
+    ...     with MLflowLogger("runs/first", experiment="credit") as logger:
+    ...         federation.fit(20, callbacks=[logger])
     """
 
     BATCH = 1000  # numbers in a request, of which MLflow takes no more
@@ -131,7 +135,12 @@ class MLflowLogger(_Tracking):
 
 
 class WandbLogger(_Tracking):
-    """Writes a run of Weights & Biases to a folder; `wandb sync` sends it later, `mode="online"` at once."""
+    """Writes a run of Weights & Biases to a folder; `wandb sync` sends it later, `mode="online"` at once.
+
+    >>> def train_and_log(federation):
+    ...     with WandbLogger("runs/first", project="credit") as logger:
+    ...         federation.fit(20, callbacks=[logger])
+    """
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from efvfl.errors import DataError
+from efvfl.models.mlp import Skipping
 from efvfl.models.warm_start import LabelledTensor, LabelledTensors, LabelsTensors, Outcome, State, start_from
 
 if TYPE_CHECKING:
@@ -85,14 +86,13 @@ def _labelled(model: nn.Module, encoder: Encoder | None, state: State) -> Labell
 
 def _inputs(head: nn.Module, widths: Mapping[str, int]) -> LabelledTensors:
     """Return which inputs of a head belong to which party; of a head that is not ours nobody knows."""
-    first = head[1] if isinstance(head, nn.Sequential) and len(head) > 1 else None  # after Flatten
+    layers = head.layers if isinstance(head, Skipping) else head
+    first = layers[1] if isinstance(layers, nn.Sequential) and len(layers) > 1 else None  # after Flatten
     if not isinstance(first, nn.Linear):
         return {}
-    return {
-        "inputs": LabelledTensor(
-            "1.weight", (None, [(name, i) for name, width in widths.items() for i in range(width)])
-        )
-    }
+    inputs = [(name, i) for name, width in widths.items() for i in range(width)]
+    keys = ("layers.1.weight", "linear.weight") if isinstance(head, Skipping) else ("1.weight",)
+    return {key: LabelledTensor(key, (None, inputs)) for key in keys}
 
 
 def _names(encoder: Encoder | None) -> list[str]:

@@ -8,7 +8,7 @@ from efvfl.training.record import Record
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """One step that is done, as the label holder sees it."""
 
     number: int  # steps done, from 1
@@ -38,7 +38,7 @@ class Callback:
     ...     return federation.fit(10, callbacks=[losses])
     """
 
-    def on_step(self, step: Step) -> None:
+    def on_step(self, step: TrainingStep) -> None:
         """See a step that is done."""
 
     def on_epoch(self, record: Record) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from efvfl.core.server import Server
 from efvfl.errors import ConfigError
-from efvfl.training.callbacks import Callback, Step
+from efvfl.training.callbacks import Callback, TrainingStep
 from efvfl.training.examination import Examination
 from efvfl.training.record import NAN, Observation, Record
 from efvfl.training.schedule import Schedule
@@ -232,7 +232,7 @@ class Driver:
     def _tell_of_step(self) -> None:
         server, ledger = self.server, self.transport.ledger
         totals = ledger.total("up"), ledger.total("down")
-        step = Step(server.step_number, self.epoch, server.surrogate_loss, *totals, self.seconds)
+        step = TrainingStep(server.step_number, self.epoch, server.surrogate_loss, *totals, self.seconds)
         for callback in self.callbacks:
             callback.on_step(step)
 

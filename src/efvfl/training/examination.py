@@ -1,7 +1,7 @@
 """What lies between the last step of an epoch and its record, where held-out rows are evaluated by messages.
 
 Up to three requests, one after another: the validation rows, through their memory; what is decided by their loss; and
-at the end of training all held-out rows exactly, by the model that is kept. They are requests like those of the steps,
+at the end of training all held-out rows finely, by the model that is kept. They are requests like those of the steps,
 so they are logged, sent once and counted alike, and a participant that restarts comes to the same decisions.
 """
 
@@ -29,7 +29,7 @@ class Examination:
         self.server = server
         self.evaluation = evaluation
         self.stopping = stopping
-        self.outputs: dict[str, Tensor] = {}  # of the network on held-out rows, exactly; empty before the end
+        self.outputs: dict[str, Tensor] = {}  # of the network on held-out rows, as they were sent at the end
         self.scores: dict[str, dict[str, float]] = {}  # by split, of this record
         self._asked: list[Kind] = []  # since the last record
         self.waiting = False  # for the replies to the last of them
@@ -37,6 +37,8 @@ class Examination:
     def next(self, epoch: int, last: bool) -> dict[str, Message]:
         """Return the next request before the record of an epoch, perhaps the last one; none: the record can be made."""
         step, evaluation = self.server.step_number, self.evaluation
+        if not self._asked:
+            self.outputs = {}  # of an end after which training went on
         if not self._asked and "validation" in evaluation.plan.held_out:
             return self._ask(Kind.EVALUATE, evaluation.ask(Kind.EVALUATE, step))
         if self._asked == [Kind.EVALUATE] and (decision := self._decision(epoch, last)):
@@ -69,13 +71,14 @@ class Examination:
 
     def close(self) -> dict[str, dict[str, float]]:
         """Return the scores for the record, and begin anew."""
-        scores, self.scores, self._asked, self.outputs = self.scores, {}, [], {}
+        scores, self.scores, self._asked = self.scores, {}, []
         return scores
 
     def state_dict(self) -> dict[str, Any]:
         """Return where it stands."""
         return {
             "scores": self.scores,
+            "outputs": dict(self.outputs),
             "asked": [int(kind) for kind in self._asked],
             "waiting": self.waiting,
             "stopping": self.stopping.state_dict(),
@@ -83,6 +86,7 @@ class Examination:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
+        self.outputs = dict(state["outputs"])
         self.scores = {split: dict(scores) for split, scores in state["scores"].items()}
         self._asked, self.waiting = [Kind(kind) for kind in state["asked"]], bool(state["waiting"])
         self.stopping.load_state_dict(state["stopping"])

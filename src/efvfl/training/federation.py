@@ -190,6 +190,11 @@ class Federation:
         if mask is not None and not bool(mask.any(dim=1).all()):
             raise ConfigError("expected every row at one party at least, got rows at none: leave them out.")
 
+    def held_out_output(self, split: str) -> Tensor:
+        """Return the output on validation or test rows: at the end of training as the server saw them, else exactly."""
+        sent = self.driver.examination.outputs if self.driver.examination else {}
+        return sent[split] if split in sent else self.predict(self.splits[split].features)
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on bit for bit, between any two steps."""
         return {

@@ -17,7 +17,7 @@ from efvfl.core.protection import Protection
 from efvfl.errors import ConfigError, describe
 
 # exact: at every record validation and test rows are evaluated exactly, beside the protocol. compressed: by messages,
-# validation rows through the compressor of training rows, and test rows, and both exactly, once at the end.
+# validation rows through the compressor of training rows, and test rows, and both finely, once at the end.
 Evaluation = Literal["exact", "compressed"]
 
 

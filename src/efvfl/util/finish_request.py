@@ -32,7 +32,8 @@ class FinishRequest:
 
     def take(self) -> None:
         """Take the request away: it is being done, or there is nothing left to end."""
-        self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where nothing can be deleted, nothing can be saved either, which is said
+            self.path.unlink(missing_ok=True)
 
     def taken(self) -> bool:
         """Look whether it was asked, and take it."""

@@ -39,7 +39,7 @@ class Kind(IntEnum):
     READY = 5  # party to server: the step is done, and the party waits as requested
     SYNC = 6  # server to a party that was absent: the step to continue at, and the server's copy of its surrogate
     EVALUATE = 7  # server to party, between two steps: report on the validation rows
-    FINAL = 8  # server to party, at the end of training: represent the held-out rows exactly
+    FINAL = 8  # server to party, at the end of training: represent the held-out rows finely
     EVALUATION = 9  # party to server: what EVALUATE and FINAL ask for
     DECIDE = 10  # server to party, between two steps: keep this model, go back to the kept one, change the rate
 

@@ -13,6 +13,7 @@ import polars
 import pytest
 from rich.console import Console
 
+from efvfl.cli.main import main
 from efvfl.data.tables.encode import TableSettings
 from efvfl.data.tables.inspect import Finding, inspect, inspect_file, show_inspection
 from efvfl.errors import ConfigError, DataError
@@ -118,6 +119,26 @@ def printed(path: Path, id: str, label: str) -> str:
     show_inspection(inspect_file(path, id, label), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("weights", "text"),
+    [
+        (["1", "0", "2.5"], "w: 1 of 3 rows have weight 0 and are left out."),
+        (["1", "-1", "2"], "expected numbers of 0 or more as the weight 'w', got -1"),
+        (["1", "", "2"], "the weight 'w' is missing in 1 of 3 rows"),
+        (["1", "2", "2"], "no: the weight"),
+    ],
+)
+def test_weights_are_looked_at(
+    weights: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "shop.csv"
+    path.write_text("y,w,x\n" + "".join(f"{i % 2},{w},{i}\n" for i, w in enumerate(weights)), encoding="utf-8")
+    assert main(["inspect", str(path), "--label", "y", "--weight", "w"]) == 0
+    assert text in " ".join(capsys.readouterr().out.split())
+    assert main(["inspect", str(path), "--label", "y", "--weight", "weight"]) == 2
+    assert main(["inspect", str(path), "--weight", "w"]) == 2
 
 
 def test_the_command_prints_ids_columns_and_warnings(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -49,7 +50,7 @@ def records(count: int) -> list[Record]:
 
 def write_status(folder: Path, **changes: Any) -> None:
     table: dict[str, Any] = {"stage": "running", "name": "server", "command": "serve", "pid": os.getpid()}
-    table |= {"born": born(os.getpid()), "host": status_file.socket.gethostname(), "time": time.time(), "step": 3}
+    table |= {"born": born(os.getpid()), "host": socket.gethostname(), "time": time.time(), "step": 3}
     (folder / STATUS).write_text(json.dumps(table | changes))
 
 
@@ -239,7 +240,7 @@ def dead() -> dict[str, Any]:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     status = {"stage": "running", "pid": process.pid, "born": born(process.pid), "time": time.time()}
     process.kill()
-    state = status | {"host": status_file.socket.gethostname()}
+    state = status | {"host": socket.gethostname()}
     while born(process.pid):  # killed, but not yet buried: that is dead as well
         time.sleep(0.01)
     assert is_alive(state) is False
@@ -249,7 +250,7 @@ def dead() -> dict[str, Any]:
 
 def test_how_a_process_is() -> None:
     now = time.time()
-    here = {"pid": os.getpid(), "born": born(os.getpid()), "host": status_file.socket.gethostname(), "time": now}
+    here = {"pid": os.getpid(), "born": born(os.getpid()), "host": socket.gethostname(), "time": now}
     running = here | {"stage": "running"}
     assert stage_of(running, False, now) == "running"
     assert stage_of(running, False, now + 60) == "silent"

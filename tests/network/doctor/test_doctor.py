@@ -23,8 +23,8 @@ from efvfl.errors import ProtocolError
 from efvfl.network import handshake
 from efvfl.network.doctor import line_probe
 from efvfl.network.doctor.checkup import Checkup
+from efvfl.network.doctor.diagnosis import Diagnosis
 from efvfl.network.doctor.estimate import estimate
-from efvfl.network.doctor.finding import Finding
 from efvfl.network.doctor.line_probe import PROTOCOL, Talk, visit
 from efvfl.network.doctor.listening import Waiting, open_listener
 from efvfl.network.doctor.machine import Machine
@@ -91,13 +91,13 @@ def examine(
     return found
 
 
-def of(found: Checkup, what: str) -> Finding:
+def of(found: Checkup, what: str) -> Diagnosis:
     """The one finding about something."""
     (one,) = [each for each in found.findings if each.what == what]
     return one
 
 
-def worst(found: Checkup, what: str) -> Finding:
+def worst(found: Checkup, what: str) -> Diagnosis:
     """The worst of the findings about something."""
     return max((e for e in found.findings if e.what == what), key=lambda e: ("ok", "warning", "problem").index(e.grade))
 
@@ -199,10 +199,13 @@ def test_a_server_that_runs_is_recognised(good: Path) -> None:
 def test_the_estimate_is_near_what_is_sent(good: Path) -> None:
     config = run_file.load(good / "fed.toml")
     data = load_data(config, good)
-    rows = {"train": len(data.train.labels), "validation": 40, "test": 40}
+    assert data.validation is not None
+    assert data.test is not None
+    parts = {"train": data.train, "validation": data.validation, "test": data.test}
+    rows = {name: len(part.labels) for name, part in parts.items()}
     found = estimate(config, ["bank", "telco"], rows, "telco")
     federation = make_federation(config, data)
-    last = federation.fit(config.epochs, observe_every=4, gradient=False)[-1]
+    last = federation.fit(config.epochs, gradient=False)[-1]
     assert found.rounds == last.step
     assert found.bytes_up["telco"] == pytest.approx(last.bytes_up, rel=0.3)
     assert found.bytes_down["telco"] == pytest.approx(last.bytes_down, rel=0.3)
@@ -491,6 +494,7 @@ def test_visits_are_bounded(good: Path, what: bytes, count: int, times: int) -> 
         link = socket.create_connection((host, int(port)))
         with shake(link, address, credentials, [PROTOCOL], 5.0) as secure:
             talk = Talk(secure)
+            assert talk.take(1) == line_probe.WELCOME
             talk.send_table({"shared": {}})
             talk.take_table()
             with pytest.raises((OSError, ProtocolError)):

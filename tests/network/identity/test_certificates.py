@@ -380,7 +380,7 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
 
 
 def test_a_ca_that_cannot_sign(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"ca.crt expired on .* make new certificates for everyone in a new folder"):
+    with pytest.raises(ConfigError, match=r"ca.crt expired on .* start with a new authority: `efvfl init`"):
         make(folder, ["harbour"], now=NOW + 4000 * DAY)
     (folder / "ca.key").chmod(0o640)
     with pytest.raises(ConfigError, match=r"can use the key .*ca.key \(mode 640\). Run `chmod 600 .*ca.key`"):
@@ -413,9 +413,9 @@ def test_load_gives_the_files_and_shows_no_key(ready: Path) -> None:
 @pytest.mark.parametrize("file", ["ca.crt", "bank.crt", "bank.key"])
 def test_a_missing_file(folder: Path, file: str) -> None:
     (folder / file).unlink()
-    assert f"{folder / file} is missing. Run `efvfl certs FILE.toml --out {folder}` where ca.key is kept" in refusal(
-        folder
-    )
+    words = refusal(folder)
+    assert f"{folder / file} is missing. Get a certificate: `efvfl request` here, `efvfl sign` at" in words
+    assert f"`efvfl certs FILE.toml --out {folder}` makes all of them" in words
 
 
 @pytest.mark.parametrize("bits", [0o640, 0o604, 0o620, 0o602])
@@ -446,10 +446,7 @@ def test_a_key_of_another(folder: Path) -> None:
     shutil.copy(folder / "clinic.key", folder / "bank.key")
     words = refusal(folder)
     assert f"{folder / 'bank.key'} is not the key of {folder / 'bank.crt'}. Bring both from the same place" in words
-    assert (
-        f"delete bank.crt and bank.key where ca.key is kept and run `efvfl certs FILE.toml --out {folder}` there"
-        in words
-    )
+    assert "renew it (`efvfl request` here, `efvfl sign` at the label holder, `efvfl accept` here" in words
 
 
 def test_a_certificate_of_another_ca(folder: Path, tmp_path: Path) -> None:
@@ -495,7 +492,7 @@ def test_dates(tmp_path: Path) -> None:
     load(tmp_path, "bank", now=datetime(2030, 5, 1, 11, 56, tzinfo=UTC))
     load(tmp_path, "bank", now=datetime(2030, 5, 11, 11, 59, tzinfo=UTC))
     words = refusal(tmp_path, now=datetime(2030, 5, 11, 12, 1, tzinfo=UTC))
-    assert "bank.crt expired on 2030-05-11 12:00 UTC and it is 2030-05-11 12:01 UTC. To go on, delete bank.crt" in words
+    assert "bank.crt expired on 2030-05-11 12:00 UTC and it is 2030-05-11 12:01 UTC. To go on, renew it" in words
     words = refusal(tmp_path, now=datetime(2030, 5, 1, 11, 50, tzinfo=UTC))
     assert "ca.crt is not valid before 2030-05-01 11:55 UTC and it is 2030-05-01 11:50 UTC. Set this mach" in words
     assert "ca.crt expired on 2040-04-28 12:00 UTC" in refusal(tmp_path, now=datetime(2041, 1, 1, tzinfo=UTC))
@@ -512,14 +509,14 @@ def test_warning_before_the_end(tmp_path: Path) -> None:
     assert days_left(own.certificate, begin + 101.5 * DAY) == -1.5
     assert expiry_warning(own, begin + 69 * DAY) == ""
     assert expiry_warning(own, begin + 71 * DAY) == (
-        "The certificate of 'bank' expires on 2030-08-09 12:00 UTC. To go on, where ca.key is kept, delete bank.crt "
-        "and bank.key and run `efvfl certs` again."
+        "The certificate of 'bank' expires on 2030-08-09 12:00 UTC. To go on, renew it: `efvfl request` "
+        "here, `efvfl sign` at the label holder, `efvfl accept` here."
     )
     assert expiry_warning(own, begin + 71 * DAY, within=28) == ""
     assert "expired on 2030-08-09" in expiry_warning(own, begin + 101 * DAY)
     assert expiry_warning(own, begin + 3640 * DAY) == (
-        "The CA of 'bank' expires on 2040-04-28 12:00 UTC. To go on, make new certificates for everyone in a new "
-        "folder with `efvfl certs`."
+        "The CA of 'bank' expires on 2040-04-28 12:00 UTC. To go on, start with a new authority: `efvfl init` in a "
+        "new folder, and new requests of all."
     )
 
 

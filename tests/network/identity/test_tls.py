@@ -450,7 +450,7 @@ def test_tls_13_only_and_no_line_of_the_library_on_stderr(ready: Path) -> None:
     ],
 )
 def test_plaintext_beyond_this_machine_is_refused_at_both_ends(address: str) -> None:
-    words = f"expected a loopback address with --insecure, got {address!r}: make certificates with `efvfl certs`."
+    words = f"expected a loopback address with --insecure, got {address!r}: ask for a certificate with `efvfl request`."
     with pytest.raises(ConfigError, match=re.escape(words)):
         listen(address, None, LIMIT, 2, lambda wire, name: None)
     with pytest.raises(ConfigError, match=re.escape(words)):

@@ -19,6 +19,7 @@ from efvfl.network.training.beginning import Beginning
 from efvfl.network.training.participant_data import ENCODER, ParticipantData
 from efvfl.network.training.trained_folder import open_trained
 from efvfl.runs.trained import TrainedRun
+from efvfl.util import checkpoint
 
 MARCH = Aligned([f"p{i}" for i in range(8)], bytes([0] * 6 + [1, 2]))
 APRIL = Aligned([f"p{i}" for i in range(2, 12)], bytes([0] * 8 + [1, 2]))
@@ -164,6 +165,9 @@ def test_a_folder_that_is_no_start_is_refused(tmp_path: Path) -> None:
         open_trained(folder, "shop")
     with pytest.raises(ConfigError, match=r"expected the folder of bank, got .* which is that of shop"):
         open_trained(folder, "bank")
+    checkpoint.save(tmp_path / "one" / CHECKPOINT, {"config": {}, "federation": {}, "records": []})
+    with pytest.raises(ConfigError, match=r"got .*one, which `efvfl run` left with the models of all"):
+        open_trained(tmp_path / "one", "shop")
     (folder / ENCODER).write_text("{}")
     with pytest.raises(DataError, match="not an encoder of this version"):
         open_trained(leave(folder, "shop"), "shop")

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +31,9 @@ from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.server_process import ServerProcess
 from efvfl.network.workers import worker_group
 from efvfl.runs import metrics
-from efvfl.runs.alone import OwnRows, train_alone
+from efvfl.runs.alone import LabelHolderRows, leave_alone
 from efvfl.runs.model_notes import ModelNotes, head_note, local_note
-from efvfl.runs.run_folder import ALONE, load_outputs, load_settings, save_outputs
+from efvfl.runs.run_folder import ALONE, load_outputs, load_settings
 from efvfl.runs.status_file import StatusFile
 from efvfl.runs.svfl_bytes import bytes_beside
 from efvfl.runs.trackers import Tracker, open_trackers
@@ -105,6 +105,8 @@ def train(
     session = _open(options, config, data, console, stack)
     session.listen(options, stack)
     process = session.process
+    if not process.finished:
+        (process.folder / ALONE).unlink(missing_ok=True)  # of fewer epochs
     process.driver.callbacks = open_trackers(trackers, process.folder, asdict(config), stack)
     with stop_on_signal(process.requests.stopping), finish_on_signal(process.folder):
         _train(process, session.status)
@@ -115,19 +117,19 @@ def train(
 
 def _train_alone(process: ServerProcess) -> None:
     """Leave what the label holder reaches without the others, unless that is there already or it is stopped."""
-    data, config, folder = process.data, process.config, process.folder
+    data, folder = process.data, process.folder
+    config = replace(process.config, loss=process.plan.loss.name)
     if (folder / ALONE).exists() or process.requests.stopping.is_set():
         return
     splits = [split for split in ("train", "validation", "test") if split in data.labels]
-    rows = OwnRows(
+    rows = LabelHolderRows(
         {split: data.columns[split] for split in splits},
         {split: data.targets(split) for split in splits},
         data.ids,
         data.classes,
         data.encoder,
     )
-    if outputs := train_alone(config, rows, process.requests.stopping.is_set):
-        save_outputs(folder, outputs, ALONE)
+    leave_alone(folder, config, rows, process.requests.stopping.is_set)
 
 
 def predict(
@@ -147,7 +149,7 @@ def predict(
         statuses = [status_of(held.lacking.get(i, ())) for i in normal]
         shown = wanted.spelt(ids, data)
         if len(held.output):
-            write_predictions(wanted.out, shown, statuses, held.output, config.loss, data.class_names)
+            write_predictions(wanted.out, shown, statuses, held.output, process.plan.loss.name, data.class_names)
         count = sum(status == OK for status in statuses)
         session.status.say(
             f"Predictions of {count:,} of {len(ids):,} rows: {wanted.out}", predicted=count, asked=len(ids)
@@ -256,9 +258,10 @@ def _open(
     shows += [metrics] if metrics else []
     hooks = Hooks(audit.record, lambda: tick(shows, audit, process.workers))
     process = ServerProcess(config, data, folder, timeouts, hooks)
-    here = config.label_holder
+    config, here = replace(config, loss=process.plan.loss.name), config.label_holder
     own = {here: local_note(config, here, data.columns["train"])} if here else {}
-    ModelNotes(own, head_note(config, process.widths, data.classes, data.class_names)).save(folder)
+    head = head_note(config, process.plan.loss.name, process.widths, data.classes, data.class_names)
+    ModelNotes(own, head).save(folder)
     if not trained:
         file.watch()
         stack.push(file.leave)
@@ -311,7 +314,7 @@ def _train(process: ServerProcess, status: StatusLine) -> None:
     if process.records and (ended := ending(process.records[-1], process.config.epochs)):
         status.say(ended)
     scores_of = {
-        split: metrics.of_loss(process.config.loss, o.output, o.labels)
+        split: metrics.of_loss(process.plan.loss.name, o.output, o.labels)
         for split, o in load_outputs(process.folder).items()
     }
     for split, values in scores_of.items():

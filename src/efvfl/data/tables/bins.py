@@ -9,7 +9,7 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_BINS = 8  # unless settings say otherwise
+MOST_BINS = 16  # unless settings say otherwise
 
 
 def edges_of(values: NDArray[np.float64], most: int = MOST_BINS) -> tuple[float, ...]:

@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from efvfl.config.column_types import ColumnType
 from efvfl.data.tables.columns import fit_column
 from efvfl.data.tables.encode import TableSettings
 from efvfl.data.tables.id_hints import better_format
 from efvfl.data.tables.ids import read_ids
+from efvfl.data.tables.labels import row_weights
 from efvfl.data.tables.recognise import Reading, reading_of
 from efvfl.data.tables.table import column, has_types, read
 from efvfl.data.tables.texts import as_text
@@ -52,6 +54,8 @@ def inspect(frame: polars.DataFrame, settings: TableSettings, written: polars.Da
     if settings.label:
         raw = column(frame, settings.label, "the table")
         label = _plain(raw, Reading(kind_of(raw)))
+    if settings.weight:
+        column(frame, settings.weight, "the table")  # or refuse it
     found = [_finding(values, settings, values.name in chosen, label) for values in frame.get_columns()]
     return found if written is None else [_with_doubt(finding, written, settings) for finding in found]
 
@@ -99,12 +103,12 @@ class SharedIds:
     hint: str  # another format that would match more; empty: none does
 
 
-def inspect_file(path: Path, id: str, label: str) -> Inspection:
+def inspect_file(path: Path, id: str, label: str, weight: str = "") -> Inspection:
     """Return the findings about a file."""
     texts = (id,) if id else ()
     frame = read(path, texts, label=label)
     ids = read_ids(frame[id], ("strip",), "first", str(path)).report.text() if id else ""
-    settings = TableSettings(id=id, label=label, typed=has_types(path))
+    settings = TableSettings(id=id, label=label, weight=weight, typed=has_types(path))
     found = inspect(frame, settings, None if settings.typed else read(path, texts, raw=frame.columns))
     return Inspection(str(path), frame.height, found, ids)
 
@@ -153,7 +157,7 @@ def _finding(values: polars.Series, settings: TableSettings, chosen: bool, label
             name, str(values.dtype), False, "refused" if chosen else why, _missing(values), 0, "", (str(error),)
         )
     there, kind = plain.drop_nulls(), reading.kind
-    warnings: tuple[str, ...] = ()
+    warnings = _of_weights(values, declared) if name == settings.weight else ()
     if chosen:
         try:
             fitted = fit_column(values, reading, settings.categories == "embed", declared is not None)
@@ -164,6 +168,15 @@ def _finding(values: polars.Series, settings: TableSettings, chosen: bool, label
             chosen, why, warnings = False, "refused", (str(error),)
     example = _example(there, kind)
     return Finding(name, kind, chosen, why, _missing(plain), there.n_unique(), example, warnings, reading.form)
+
+
+def _of_weights(values: polars.Series, declared: ColumnType | None) -> tuple[str, ...]:
+    """Return what is wrong with weights of rows, or how many rows they leave out."""
+    try:
+        zero = int((row_weights(values, declared) == 0).sum())
+    except DataError as error:  # training would raise the same error
+        return (str(error),)
+    return (f"{zero:,} of {len(values):,} rows have weight 0 and are left out.",) if zero else ()
 
 
 def _plain(values: polars.Series, reading: Reading) -> polars.Series:

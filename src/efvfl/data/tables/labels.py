@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars
@@ -18,6 +18,7 @@ from efvfl.errors import DataError
 
 TARGETS = ("mse", "huber")  # regression losses; all others are for classes
 MOST_CLASSES = 100  # that are numbers: more are a regression target
+FEW_CLASSES = 20  # whole numbers other than 0, 1, 2, ...: more are a regression target, if no loss says otherwise
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Labels:
 
     names: tuple[str, ...] = ()  # of the classes, by index; empty: labels are already numbers
     form: str | None = None  # how texts that are numbers are written; None: they are not, or are numbers already
+    loss: str = ""  # that was asked for, or follows from them
     doubt: str = field(default="", compare=False)  # what the owner should look at
 
     @classmethod
@@ -33,19 +35,27 @@ class Labels:
         """Return the encoding of these labels; class indices 0, 1, ... and regression targets stay unchanged.
 
         Numbers may be written as in other columns, such as 1.234,5 or 12 %; `declared` is what `types` says of them.
+        A loss that is empty follows from the labels.
         """
         if values.null_count():
             raise DataError(
                 f"the label {values.name!r} is missing in {values.null_count():,} of {len(values):,} shared rows: "
                 "remove these rows from the table."
             )
+        loss = loss or _loss_of(values, declared)
         if loss in TARGETS:
-            reading = _number_reading(values, f"loss {loss!r}: expected numbers as the label", declared)
-            return cls(form=reading.form, doubt=reading.doubt) if values.dtype in TEXTS else cls()
-        if values.dtype.is_integer():
-            found = values.unique().sort().to_list()
-            if found == list(range(len(found))):
-                return cls()
+            return replace(cls._of_targets(values, loss, declared), loss=loss)
+        return replace(cls._of_classes(values, declared), loss=loss)
+
+    @classmethod
+    def _of_targets(cls, values: polars.Series, loss: str, declared: ColumnType | None) -> Labels:
+        reading = _number_reading(values, f"loss {loss!r}: expected numbers as the label", declared)
+        return cls(form=reading.form, doubt=reading.doubt) if values.dtype in TEXTS else cls()
+
+    @classmethod
+    def _of_classes(cls, values: polars.Series, declared: ColumnType | None) -> Labels:
+        if values.dtype.is_integer() and _are_indices(values):
+            return cls()
         encoding = cls._of_numbers(values, declared) or cls._of_texts(values)
         names = encoding.names
         if len(names) < 2:
@@ -92,6 +102,40 @@ class Labels:
             return torch.from_numpy(values.to_numpy().astype(kind))
         indices = {name: number for number, name in enumerate(self.names)}
         return torch.tensor([indices[name] for name in as_text(values)], dtype=torch.int64)
+
+
+def _loss_of(values: polars.Series, declared: ColumnType | None) -> str:
+    """Return the loss that labels call for: of two classes, of more, or of numbers.
+
+    Numbers are classes if there are two of them, if they are 0, 1, 2, ..., or if they are whole and few; not if they
+    are declared to be numbers.
+    """
+    numbers = _numbers(values, declared)
+    if numbers is None:
+        return "binary_cross_entropy" if as_text(values).n_unique() == 2 else "cross_entropy"
+    found = numbers.unique().sort()
+    if len(found) == 2:
+        return "binary_cross_entropy"
+    whole = bool((found == found.floor()).all())
+    few = len(found) <= (MOST_CLASSES if _are_indices(found) else FEW_CLASSES)
+    return "cross_entropy" if whole and few and declared != "number" else "mse"
+
+
+def _numbers(values: polars.Series, declared: ColumnType | None) -> polars.Series | None:
+    """Return labels as numbers; None if they are not numbers, or are declared to be something else."""
+    if declared and not declared.startswith("number"):
+        return None
+    if values.dtype in TEXTS:
+        reading = reading_of(values.cast(polars.String), declared, typed=False)
+        read = numbers_of(values, "number", reading.form) if reading.kind == "number" else None
+        return None if read is None or np.isnan(read).any() else polars.Series(read)
+    return values.cast(polars.Float64) if values.dtype.is_numeric() else None
+
+
+def _are_indices(values: polars.Series) -> bool:
+    """Whether these are the numbers 0, 1, 2, ... without a gap."""
+    found = values.unique().sort().to_list()
+    return found == list(range(len(found)))
 
 
 def row_weights(values: polars.Series, declared: ColumnType | None = None) -> NDArray[np.float64]:

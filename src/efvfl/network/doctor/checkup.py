@@ -12,8 +12,8 @@ from efvfl.errors import ConfigError, EfvflError, LinkError, WireError, nearest
 from efvfl.network import handshake
 from efvfl.network.doctor import machine as machines
 from efvfl.network.doctor import tables
-from efvfl.network.doctor.estimate import Estimate, estimate
-from efvfl.network.doctor.finding import Finding, Grade, problem_of
+from efvfl.network.doctor.diagnosis import Diagnosis, Grade, problem_of
+from efvfl.network.doctor.estimate import RunCost, estimate
 from efvfl.network.doctor.line_probe import LineReport, Measured, visit
 from efvfl.network.doctor.listening import Waiting, open_listener
 from efvfl.network.doctor.machine import Machine
@@ -38,12 +38,12 @@ class Checkup:
     party: str  # '': the label holder
     machine: Machine = field(default_factory=Machine)
     tell: Callable[[str], None] = lambda text: None  # hears of progress
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Diagnosis] = field(default_factory=list)
     lines: dict[str, Measured] = field(default_factory=dict)  # by party
-    estimate: Estimate | None = None
+    estimate: RunCost | None = None
 
     @property
-    def problems(self) -> list[Finding]:
+    def problems(self) -> list[Diagnosis]:
         """What would stop this participant."""
         return [found for found in self.findings if found.grade == "problem"]
 
@@ -60,7 +60,7 @@ class Checkup:
         self.findings += own.findings
         if self.options.participant is None and (config.of(name) if name else config).private_seed is None:
             text = "no private_seed is set: initial parameters and noise follow from the seed that all know"
-            self.findings.append(Finding("seed", "warning", text, "set one in your own copy, before the run begins."))
+            self.findings.append(Diagnosis("seed", "warning", text, "set one in your own copy, before the run begins."))
         credentials = self._keys(name or SERVER)
         if own.rows:
             try:
@@ -79,7 +79,7 @@ class Checkup:
         except EfvflError as error:
             self.findings.append(problem_of("file", error))
             return None
-        self.findings.append(Finding("file", "ok", f"{self.options.file} can be read"))
+        self.findings.append(Diagnosis("file", "ok", f"{self.options.file} can be read"))
         return config
 
     def _keys(self, name: str) -> Credentials | None:
@@ -90,10 +90,10 @@ class Checkup:
             self.findings.append(problem_of("keys", error))
             return None
         if warning := certificates.expiry_warning(credentials, now):
-            self.findings.append(Finding("keys", "warning", warning))
+            self.findings.append(Diagnosis("keys", "warning", warning))
         else:
             left = certificates.days_left(credentials.certificate, now)
-            self.findings.append(Finding("keys", "ok", f"the certificate of {name!r} is valid for {left:,.0f} days"))
+            self.findings.append(Diagnosis("keys", "ok", f"the certificate of {name!r} is valid for {left:,.0f} days"))
         return credentials
 
     def _line(self, config: RunConfig, names: list[str], credentials: Credentials | None, listen: float) -> None:
@@ -108,16 +108,16 @@ class Checkup:
         self.findings += filter(None, [machines.proxy(address, self.machine)])
         if credentials is None:
             text = "not looked at: a certificate that is accepted is needed for it"
-            self.findings.append(Finding("line", "warning", text, "mend the keys first."))
+            self.findings.append(Diagnosis("line", "warning", text, "mend the keys first."))
             return
         about = {"shared": handshake.shared_part(config, names)} if names else {}
         try:
             report = visit(address, credentials, about, environ=self.machine.environ)
         except LineError as error:
             more = " `efvfl doctor --listen` there answers, too." if error.fault == "unreachable" else ""
-            self.findings.append(Finding("line", "problem", error.text, error.advice + more))
+            self.findings.append(Diagnosis("line", "problem", error.text, error.advice + more))
         except (OSError, EfvflError) as error:
-            self.findings.append(Finding("line", "problem", f"the line to {address} broke: {error}", "try again."))
+            self.findings.append(Diagnosis("line", "problem", f"the line to {address} broke: {error}", "try again."))
         else:
             self._describe(address, credentials, report)
 
@@ -139,20 +139,20 @@ class Checkup:
         if report.measured is None:
             if why := self._dial(address, credentials):
                 self.findings.append(
-                    Finding("line", "problem", f"gRPC gets no stream at {address} ({why})", "try again.")
+                    Diagnosis("line", "problem", f"gRPC gets no stream at {address} ({why})", "try again.")
                 )
                 return
             text = f"{who}; connecting takes {1e3 * report.connecting:.1f} ms. It runs, so nothing more is measured"
             self.findings.append(
-                Finding("line", "ok", text, "`efvfl doctor --listen` there measures it, before it runs.")
+                Diagnosis("line", "ok", text, "`efvfl doctor --listen` there measures it, before it runs.")
             )
             return
         self.lines[self.party] = report.measured
-        self.findings += [Finding("line", "ok", who), _speed(report.measured, self.party)]
+        self.findings += [Diagnosis("line", "ok", who), _speed(report.measured, self.party)]
         self.findings.append(machines.clocks(report.measured.skew, "the label holder"))
         if report.differences:
             text = f"the shared part of the files differs: {'; '.join(report.differences)}"
-            self.findings.append(Finding("settings", "problem", text, "agree on one."))
+            self.findings.append(Diagnosis("settings", "problem", text, "agree on one."))
 
     def _wait(self, config: RunConfig, names: list[str], credentials: Credentials, seconds: float) -> None:
         address = self.options.address_of(config)
@@ -171,13 +171,13 @@ class Checkup:
             if (been := waiting.visits.get(name)) is None:
                 text = f"{name} was not here" + (f"; {waiting.refused:,} were refused" if waiting.refused else "")
                 advice = f"have it run `efvfl doctor` with --party {name} while this listens."
-                self.findings.append(Finding("line", "warning", text, advice))
+                self.findings.append(Diagnosis("line", "warning", text, advice))
                 continue
             self.lines[name] = been.measured
             self.findings += [_speed(been.measured, name), machines.clocks(-been.measured.skew, name)]
             if been.differences:
                 text = f"the shared part of the files differs: {'; '.join(been.differences)}"
-                self.findings.append(Finding("settings", "problem", text, "agree on one."))
+                self.findings.append(Diagnosis("settings", "problem", text, "agree on one."))
 
     def _cost(self, config: RunConfig) -> None:
         found = self.estimate
@@ -192,12 +192,12 @@ class Checkup:
         how = "as measured" if self.lines else "assumed"
         text = f"at most {found.rounds:,} rounds: about {size(up)} up and {size(down)} down; "
         text += f"{duration(found.seconds(line))} on a line of {shown} ({how}), without computing"
-        self.findings.append(Finding("run", "ok", text))
+        self.findings.append(Diagnosis("run", "ok", text))
         limit = config.of(self.party).limits.bytes if self.party else 0
         if limit and up > TIGHT * limit:
             grade: Grade = "problem" if up > limit else "warning"
             text = f"limits.bytes is {limit:,}, and about {up:,.0f} bytes will be sent"
-            self.findings.append(Finding("limits", grade, text, "raise it, or expect this party to end the run."))
+            self.findings.append(Diagnosis("limits", grade, text, "raise it, or expect this party to end the run."))
 
     @property
     def slowest(self) -> Line:
@@ -230,19 +230,19 @@ class Checkup:
         }
 
 
-def _unfit(name: str, names: list[str], config: RunConfig) -> Finding | None:
+def _unfit(name: str, names: list[str], config: RunConfig) -> Diagnosis | None:
     if name not in names:
-        return Finding("party", "problem", f"{name!r} is not a party of this federation", nearest(name, names))
+        return Diagnosis("party", "problem", f"{name!r} is not a party of this federation", nearest(name, names))
     if name == config.label_holder:
-        return Finding("party", "problem", f"{name!r} sits next to the server", "leave --party out.")
+        return Diagnosis("party", "problem", f"{name!r} sits next to the server", "leave --party out.")
     return None
 
 
-def _speed(line: Measured, name: str) -> Finding:
+def _speed(line: Measured, name: str) -> Diagnosis:
     text = f"{name}: round trip {1e3 * line.round_trip:.1f} ms, {_rate(line.up)} up, {_rate(line.down)} down"
     if line.round_trip > SLOW_TRIP:
-        return Finding("speed", "warning", text, "every step waits for it: `efvfl plan` finds a setting with fewer.")
-    return Finding("speed", "ok", text)
+        return Diagnosis("speed", "warning", text, "every step waits for it: `efvfl plan` finds a setting with fewer.")
+    return Diagnosis("speed", "ok", text)
 
 
 def _rate(bits: float) -> str:

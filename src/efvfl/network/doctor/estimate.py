@@ -11,18 +11,19 @@ import torch
 from efvfl.config.run_file import DataConfig, FusionConfig, ModelConfig, PartyConfig, RunConfig
 from efvfl.core.protection import Protection
 from efvfl.data import Dataset
-from efvfl.runs.build import make_federation, model_config, watching
+from efvfl.runs.build import head_outputs, make_federation, model_config, watching
 from efvfl.runs.line import Line, PartyRound, Round, run_seconds
 from efvfl.training.measure import Split
 
 ROUNDS = 6  # that are played
 COLUMNS = 4  # of a party in them: what is sent does not depend on it
 NUMBER = 4  # bytes of a float32
+FINE_NUMBER = 1.0  # bytes of a number of a held-out row at the end, rounded to 255 levels (core/evaluation.py)
 SAVED = 3  # checkpoints on the disk at a time: the last, the one before it, and the one that is being written
 
 
 @dataclass(frozen=True)
-class Estimate:
+class RunCost:
     """What a run costs by the numbers. Computing is not in it."""
 
     rounds: int  # at most: it may stop earlier
@@ -37,7 +38,7 @@ class Estimate:
         return run_seconds(line, self.cost, self.window, self.rounds)
 
 
-def estimate(config: RunConfig, names: Sequence[str], rows: Mapping[str, int], who: str) -> Estimate:
+def estimate(config: RunConfig, names: Sequence[str], rows: Mapping[str, int], who: str) -> RunCost:
     """Return what a run of these parties costs; `rows` are those of the splits, `who` is a party or '' the server."""
     per_epoch = ceil(rows["train"] / (config.batch_size or rows["train"]))
     rounds = config.epochs * per_epoch
@@ -51,7 +52,7 @@ def estimate(config: RunConfig, names: Sequence[str], rows: Mapping[str, int], w
     remembered = sum(2 * NUMBER * rows["train"] * width for width in here.values())  # a row's state, and its cotangent
     step = sum(p.bytes_up + p.bytes_down for name, p in parties.items() if name in here)
     disk = SAVED * remembered + 2 * min(rounds, config.network.save_steps) * step
-    return Estimate(rounds, up, down, disk, Round(list(parties.values()), 0.0), window)
+    return RunCost(rounds, up, down, disk, Round(list(parties.values()), 0.0), window)
 
 
 def _batch(config: RunConfig, rows: int) -> int:
@@ -59,12 +60,14 @@ def _batch(config: RunConfig, rows: int) -> int:
 
 
 def _evaluation(config: RunConfig, rows: Mapping[str, int], width: int, by_row: float) -> float:
-    """Return the bytes of held-out rows: at every record, exactly or through the compressor, and exactly at the end."""
+    """Return the bytes of held-out rows: at every record, and finely at the end if they are compressed."""
     watched = watching(config)
     records = ceil(config.epochs / watched.every)
     held_out = rows.get("validation", 0) + rows.get("test", 0)
-    exact = float(NUMBER * width * held_out)
-    return records * rows.get("validation", 0) * by_row + exact if watched.by_messages else records * exact
+    if not watched.by_messages:
+        return float(records * held_out * NUMBER * width)
+    at_the_end = NUMBER if config.method.name == "svfl" else FINE_NUMBER
+    return records * rows.get("validation", 0) * by_row + at_the_end * width * held_out
 
 
 def _rehearse(config: RunConfig, names: Sequence[str], rows: int) -> tuple[dict[str, PartyRound], int]:
@@ -72,7 +75,7 @@ def _rehearse(config: RunConfig, names: Sequence[str], rows: int) -> tuple[dict[
     count = 2 * _batch(config, rows)
     generator = torch.Generator().manual_seed(0)
     split = Split([torch.randn(count, COLUMNS, generator=generator) for _ in names], torch.arange(count) % 2, None)
-    labels = split.labels.float() if config.loss in ("mse", "huber", "binary_cross_entropy") else split.labels
+    labels = split.labels.float() if head_outputs(config.loss, 2) == 1 else split.labels
     data = Dataset(list(names), replace(split, labels=labels), None, None, 2)
     federation = make_federation(_simplified(config, names), data)
     for _ in range(ROUNDS):
@@ -97,6 +100,7 @@ def _simplified(config: RunConfig, names: Sequence[str]) -> RunConfig:
         data=DataConfig(validation=0.0, test=0.0),
         optimizer={"name": "SGD", "lr": 1e-3},
         protect=Protection(),
+        loss=config.loss or "cross_entropy",
         class_weights=(),
         patience=0,
         evaluation="exact",

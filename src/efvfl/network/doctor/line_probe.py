@@ -29,6 +29,7 @@ BLOCK: Final = 4 << 20  # bytes of a block, at most
 TOTAL: Final = 6 * BLOCK  # bytes of all blocks of a visit, at most
 TABLE: Final = 256 << 10  # bytes of a JSON line
 PINGS: Final = 7
+WELCOME: Final = b"\0"  # what a listening doctor says first, to a party
 ENOUGH: Final = 0.25  # seconds: a block that takes so long tells the rate
 
 _QUESTION = struct.Struct("<cI")  # what, and how many bytes
@@ -151,14 +152,15 @@ def visit(
                 raise wrong_port(address, "has a certificate of this federation, but is no server for parties")
             return LineReport(connecting, fingerprint(secure), listening=False)
         talk = Talk(secure)
-        began = time.time()
         try:
-            talk.send_table(about)
-            told = talk.take_table()
+            talk.take(len(WELCOME))  # nothing is sent before: it could make the reason for a refusal get lost
         except ssl.SSLError as error:
             raise refused(credentials, error.reason or "") from error
         except (OSError, ProtocolError) as error:
             raise refused(credentials, "") from error
+        began = time.time()
+        talk.send_table(about)
+        told = talk.take_table()
         skew = _number(told.get("time")) - (began + time.time()) / 2
         measured = _measure(talk, skew)
         talk.send(_QUESTION.pack(b"e", 0))

@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from efvfl.errors import ConfigError, EfvflError, printable
-from efvfl.network.doctor.line_probe import PROTOCOL, SECONDS, Measured, Talk, answer
+from efvfl.network.doctor.line_probe import PROTOCOL, SECONDS, WELCOME, Measured, Talk, answer
 from efvfl.network.identity.certificates import Credentials, other_names
 from efvfl.network.links.tls_probe import host_and_port, tls_context
 from efvfl.util.nested import differences
@@ -87,6 +87,7 @@ class Waiting:
             self._refuse(host, f"{name!r} is not a party of this federation; they are {', '.join(self.names)}")
             return
         talk = Talk(secure)
+        talk.send(WELCOME)
         theirs = talk.take_table().get("shared")
         found = islice(differences(self.shared, theirs), 10)
         texts = [f"{where}: the server has {ours!r:.80}, {name} has {other!r:.80}" for where, ours, other in found]

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Final
 
 from efvfl.errors import ConfigError
-from efvfl.network.doctor.finding import Finding
+from efvfl.network.doctor.diagnosis import Diagnosis
 from efvfl.network.doctor.listening import open_listener
 from efvfl.network.links.proxy import proxy_of
 from efvfl.network.links.tls_probe import host_and_port
@@ -63,7 +63,7 @@ def _existing(folder: Path) -> Path:
     return next(each for each in (folder, *folder.parents) if each.is_dir())
 
 
-def disk(folder: Path, needed: float, machine: Machine) -> Iterator[Finding]:
+def disk(folder: Path, needed: float, machine: Machine) -> Iterator[Diagnosis]:
     """Look at the disk on which a participant's folder is, or will be."""
     where = _existing(folder)
     try:
@@ -72,62 +72,64 @@ def disk(folder: Path, needed: float, machine: Machine) -> Iterator[Finding]:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         advice = "free some space." if full else "choose a folder that this user can write to, with --dir."
-        yield Finding("disk", "problem", f"cannot write to {where}: {error.strerror or error}", advice)
+        yield Diagnosis("disk", "problem", f"cannot write to {where}: {error.strerror or error}", advice)
         return
     text = f"{size(free)} free at {where}; this run writes about {size(needed)}"
     if free < needed:
-        yield Finding("disk", "problem", text, "free some space, or choose another disk with --dir.")
+        yield Diagnosis("disk", "problem", text, "free some space, or choose another disk with --dir.")
     elif free < max(2 * needed, LEAST):
-        yield Finding("disk", "warning", text, "free some space: a full disk stops the run.")
+        yield Diagnosis("disk", "warning", text, "free some space: a full disk stops the run.")
     else:
-        yield Finding("disk", "ok", text)
+        yield Diagnosis("disk", "ok", text)
     if seconds > SLOW:
         text = f"a flush to the disk takes {1e3 * seconds:,.0f} ms"
-        yield Finding("disk speed", "warning", text, "choose a local disk with --dir: a network disk slows every step.")
+        yield Diagnosis(
+            "disk speed", "warning", text, "choose a local disk with --dir: a network disk slows every step."
+        )
     else:
-        yield Finding("disk speed", "ok", f"a flush takes {1e3 * seconds:.1f} ms")
+        yield Diagnosis("disk speed", "ok", f"a flush takes {1e3 * seconds:.1f} ms")
 
 
-def clocks(ahead: float, whose: str) -> Finding:
+def clocks(ahead: float, whose: str) -> Diagnosis:
     """Compare two clocks: that of `whose` is so many seconds ahead of the one here."""
     text = f"the clock of {whose} is {abs(ahead):,.1f} s {'ahead of' if ahead >= 0 else 'behind'} this one"
     if abs(ahead) > TOO_FAR:
-        return Finding("clock", "problem", text, "set both by NTP: certificates would be refused.")
+        return Diagnosis("clock", "problem", text, "set both by NTP: certificates would be refused.")
     if abs(ahead) > AHEAD:
-        return Finding("clock", "warning", text, "set both by NTP: new certificates may be refused, logs disagree.")
-    return Finding("clock", "ok", f"within {max(1.0, abs(ahead)):,.0f} s of that of {whose}")
+        return Diagnosis("clock", "warning", text, "set both by NTP: new certificates may be refused, logs disagree.")
+    return Diagnosis("clock", "ok", f"within {max(1.0, abs(ahead)):,.0f} s of that of {whose}")
 
 
-def port(address: str, folder: Path) -> Finding:
+def port(address: str, folder: Path) -> Diagnosis:
     """Try whether the server could listen at an address."""
     try:
         with open_listener(address):
-            return Finding("port", "ok", f"{address} is free")
+            return Diagnosis("port", "ok", f"{address} is free")
     except ConfigError as error:
         if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE:
             if owner := owner_of(folder):
-                return Finding("port", "ok", f"{address} is in use; process {owner} works in {folder}")
-            return Finding(
+                return Diagnosis("port", "ok", f"{address} is in use; process {owner} works in {folder}")
+            return Diagnosis(
                 "port", "problem", f"{address} is in use by another process", "stop it, or use another port."
             )
         advice = "the server listens on an address of its own machine: such as --address 0.0.0.0:PORT."
-        return Finding("port", "problem", str(error), advice)
+        return Diagnosis("port", "problem", str(error), advice)
 
 
-def proxy(address: str, machine: Machine) -> Finding | None:
+def proxy(address: str, machine: Machine) -> Diagnosis | None:
     """Say through which proxy gRPC dials, if it does."""
     host, _ = host_and_port(address)
     found = proxy_of(host, machine.environ)
     if found is None:
         return None
     text = f"the way to {host} leads through the proxy {found}"
-    return Finding("proxy", "warning", text, f"put {host} in no_proxy, unless the proxy is the only way out.")
+    return Diagnosis("proxy", "warning", text, f"put {host} in no_proxy, unless the proxy is the only way out.")
 
 
-def name(address: str) -> Finding | None:
+def name(address: str) -> Diagnosis | None:
     """Resolve the name of the server, or of the address to listen on."""
     host, number = host_and_port(address)
     with suppress(OSError, UnicodeError):
         found = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)})
-        return None if found == [host] else Finding("name", "ok", f"{host} is {', '.join(found[:3])}")
-    return Finding("name", "problem", f"{host} cannot be resolved", "check the address, and this machine's DNS.")
+        return None if found == [host] else Diagnosis("name", "ok", f"{host} is {', '.join(found[:3])}")
+    return Diagnosis("name", "problem", f"{host} cannot be resolved", "check the address, and this machine's DNS.")

@@ -13,7 +13,7 @@ from efvfl.data.tables.load import Table, label_settings
 from efvfl.errors import EfvflError
 from efvfl.network.align.aligned_rows import SPLITS
 from efvfl.network.align.alignments import Alignments
-from efvfl.network.doctor.finding import Finding, problem_of
+from efvfl.network.doctor.diagnosis import Diagnosis, problem_of
 from efvfl.network.training import participant_data
 from efvfl.runs.build import has_tables
 
@@ -22,17 +22,17 @@ MOST_DOUBTS = 3  # that are shown of a table
 
 
 @dataclass
-class OwnRows:
+class RowsFound:
     """What was found in a participant's rows."""
 
     names: list[str] = field(default_factory=list)  # of all parties
     rows: dict[str, int] = field(default_factory=dict)  # by split; an upper bound before alignment
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Diagnosis] = field(default_factory=list)
 
 
-def look(config: RunConfig, base: Path, name: str, home: Path) -> OwnRows:
+def look(config: RunConfig, base: Path, name: str, home: Path) -> RowsFound:
     """Read the rows of a party, or of the label holder (''), as training would; nothing is written."""
-    found = OwnRows()
+    found = RowsFound()
     try:
         if has_tables(config):
             found.names = [party.name for party in config.party]
@@ -40,7 +40,7 @@ def look(config: RunConfig, base: Path, name: str, home: Path) -> OwnRows:
         else:
             data = participant_data.load(config, base, name)
             found.names, found.rows = data.names, {split: len(ids) for split, ids in data.trained_ids.items()}
-            found.findings.append(Finding("rows", "ok", _counts(found.rows)))
+            found.findings.append(Diagnosis("rows", "ok", _counts(found.rows)))
     except EfvflError as error:
         found.findings.append(problem_of("table", error))
     return found
@@ -50,13 +50,13 @@ def _counts(rows: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {split}" for split, count in rows.items() if count) + " rows"
 
 
-def _look_at_tables(config: RunConfig, base: Path, name: str, home: Path, found: OwnRows) -> None:
+def _look_at_tables(config: RunConfig, base: Path, name: str, home: Path, found: RowsFound) -> None:
     here, least = name or config.label_holder, 0
     own = config.of(here).data
     tables = [(own.path, TableSettings.of(own))] if own else []
     if here and not own:
         found.findings.append(
-            Finding(
+            Diagnosis(
                 "table", "problem", f"{here!r} has no table in this file", "add data = { path, id } to its [[party]]."
             )
         )
@@ -64,7 +64,9 @@ def _look_at_tables(config: RunConfig, base: Path, name: str, home: Path, found:
     if labels and config.data.label:
         tables.append(labels)
     elif not name and labels is None:
-        found.findings.append(Finding("labels", "problem", "no column of labels is named", "set `label` beside `id`."))
+        found.findings.append(
+            Diagnosis("labels", "problem", "no column of labels is named", "set `label` beside `id`.")
+        )
     for number, (path, settings) in enumerate(tables):
         table, findings = _open(config, base / path, settings)
         found.findings += findings
@@ -75,35 +77,37 @@ def _look_at_tables(config: RunConfig, base: Path, name: str, home: Path, found:
     if number := aligned.newest:
         counts = aligned.load(number).counts()
         found.rows = {split: counts.get(split, 0) for split in SPLITS}
-        found.findings.append(Finding("alignment", "ok", f"alignment {number}: {_counts(found.rows)}"))
+        found.findings.append(Diagnosis("alignment", "ok", f"alignment {number}: {_counts(found.rows)}"))
     elif least:
         held = {"validation": int(least * config.data.validation), "test": int(least * config.data.test)}
         found.rows = {"train": max(1, least - sum(held.values())), **held}
         if config.data.align != "none":
             text = "the rows that all share are not known yet"
-            found.findings.append(Finding("alignment", "warning", text, "run `efvfl align`, all together."))
+            found.findings.append(Diagnosis("alignment", "warning", text, "run `efvfl align`, all together."))
 
 
-def _open(config: RunConfig, path: Path, settings: TableSettings) -> tuple[Table | None, list[Finding]]:
+def _open(config: RunConfig, path: Path, settings: TableSettings) -> tuple[Table | None, list[Diagnosis]]:
     """Return a table, and what is wrong with it and its ids."""
     try:  # an error about ids that occur twice would show one of them
         table = Table.open(path, settings, replace(config.data, duplicates="drop"))
     except EfvflError as error:
         return None, [problem_of("table", error)]
     report = table.found.report
-    findings = [Finding("table", "ok", f"{path}: {len(table.ids):,} of {report.total:,} rows have an id of their own")]
+    findings = [
+        Diagnosis("table", "ok", f"{path}: {len(table.ids):,} of {report.total:,} rows have an id of their own")
+    ]
     if report.duplicates and config.data.duplicates == "refuse":
         text = f"{path}: {report.duplicates:,} rows share their id with another"
         findings.append(
-            Finding("ids", "problem", text, "correct the table, or set data.duplicates to 'first' or 'drop'.")
+            Diagnosis("ids", "problem", text, "correct the table, or set data.duplicates to 'first' or 'drop'.")
         )
     if report.missing:
         text = f"{path}: {report.missing:,} rows have no id, and are left out"
-        findings.append(Finding("ids", "warning", text, "fill in the column of ids if these rows matter."))
+        findings.append(Diagnosis("ids", "warning", text, "fill in the column of ids if these rows matter."))
     return table, [*findings, _format(path, [str(one) for one in table.written_ids], config.data.id_format)]
 
 
-def _format(path: Path, ids: Sequence[str], forms: Sequence[str]) -> Finding:
+def _format(path: Path, ids: Sequence[str], forms: Sequence[str]) -> Diagnosis:
     """Say how ids are written: others that write them otherwise have no row in common."""
     now, total = normalise_all(ids, forms), len(ids)
     letters = sum(one.upper() != one.lower() for one in ids)
@@ -118,11 +122,11 @@ def _format(path: Path, ids: Sequence[str], forms: Sequence[str]) -> Finding:
     if mixed:
         text = f"{path}: of the ids, {', '.join(seen)}: those of others may be written otherwise"
         advice = f"if they mean the same, agree on data.id_format = {[f for f in FORMS if f in (*forms, *mixed)]}."
-        return Finding("ids", "warning", text, advice)
+        return Diagnosis("ids", "warning", text, advice)
     lengths = sorted({len(one) for one in ids})
     span = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
     text = f"{path}: ids of {span} characters" + (f", of which {', '.join(seen)}" if seen else "")
-    return Finding("ids", "ok", f"{text}; compare that with the others")
+    return Diagnosis("ids", "ok", f"{text}; compare that with the others")
 
 
 def normalise_all(ids: Sequence[str], forms: Sequence[str]) -> list[str | None]:
@@ -132,13 +136,13 @@ def normalise_all(ids: Sequence[str], forms: Sequence[str]) -> list[str | None]:
     return normalise(polars.Series("id", ids, dtype=polars.String), forms)
 
 
-def _fit(config: RunConfig, table: Table, columns: bool) -> Iterator[Finding]:
+def _fit(config: RunConfig, table: Table, columns: bool) -> Iterator[Diagnosis]:
     """Try how labels become numbers, and columns, if the table has any to train on."""
     try:
         if table.settings.label:
             labels = table.encoding(table.ids, config.loss)
             if labels.doubt:
-                yield Finding(
+                yield Diagnosis(
                     "labels", "warning", table.label_notice(labels), "set its type in `types` if that is wrong."
                 )
         if not columns:
@@ -146,9 +150,9 @@ def _fit(config: RunConfig, table: Table, columns: bool) -> Iterator[Finding]:
         encoder = Encoder.fit(table.frame, table.settings)
         doubts = encoder.doubts
         for text in doubts[:MOST_DOUBTS]:
-            yield Finding("columns", "warning", f"{table.path}, {text}", "see `efvfl inspect`.")
+            yield Diagnosis("columns", "warning", f"{table.path}, {text}", "see `efvfl inspect`.")
         count = f"{len(encoder.columns)} column{'s are' if len(encoder.columns) > 1 else ' is'}"
         more = f"; {len(doubts)} of them are in doubt" if len(doubts) > MOST_DOUBTS else ""
-        yield Finding("columns", "ok", f"{table.path}: {count} used{more}")
+        yield Diagnosis("columns", "ok", f"{table.path}: {count} used{more}")
     except EfvflError as error:
         yield problem_of("columns", error)

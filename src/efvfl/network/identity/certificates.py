@@ -1,6 +1,6 @@
 """A participant's certificate and key, and the checks they must pass before any connection.
 
-A participant needs three of the files that `efvfl certs` makes: `ca.crt`, `NAME.crt` and `NAME.key`.
+A participant needs three files: `ca.crt`, `NAME.crt` and `NAME.key`, which it makes itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from cryptography.x509.oid import NameOID
 from efvfl.errors import ConfigError
 
 SERVER = "server"  # the one name that others connect to
-NEW_CA = "make new certificates for everyone in a new folder with `efvfl certs`"
+RENEW = "`efvfl request` here, `efvfl sign` at the label holder, `efvfl accept` here"
+NEW_CA = "start with a new authority: `efvfl init` in a new folder, and new requests of all"
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -45,15 +46,15 @@ def load(folder: Path, name: str, *, now: datetime | None = None) -> Credentials
     now = now or datetime.now(UTC)
     check_name(name)
     ca_path, certificate_path, key_path = folder / "ca.crt", folder / f"{name}.crt", folder / f"{name}.key"
-    again = f"delete {name}.crt and {name}.key where ca.key is kept and run `{certs_command(folder)}` there"
+    again = f"renew it ({RENEW}; or, with keys of `efvfl certs`, delete both and run `{certs_command(folder)}` again)"
     try:
         credentials = Credentials(
             name, read(ca_path), read(certificate_path), read(key_path, secret=True), folder=folder
         )
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{error.filename} is missing. Run `{certs_command(folder)}` where ca.key is kept and bring ca.crt, "
-            f"{name}.crt and {name}.key here; if the key is lost, {again}."
+            f"{error.filename} is missing. Get a certificate: {RENEW}. For a demonstration on one machine, "
+            f"`{certs_command(folder)}` makes all of them."
         ) from error
     ca, certificate = parse(ca_path, credentials.ca), parse(certificate_path, credentials.certificate)
 
@@ -94,7 +95,7 @@ def valid_until(credentials: Credentials) -> str:
 def expiry_warning(credentials: Credentials, now: datetime | None = None, within: float = 30) -> str:
     """Return a warning about a certificate that expires `within` so many days; empty if none does."""
     now, name = now or datetime.now(UTC), credentials.name
-    renew = f"where ca.key is kept, delete {name}.crt and {name}.key and run `efvfl certs` again"
+    renew = f"renew it: {RENEW}"
     # The CA comes first: once it is about to expire, renewing a single certificate does not help.
     for what, pem, remedy in (("CA", credentials.ca, NEW_CA), ("certificate", credentials.certificate, renew)):
         left, date = days_left(pem, now), _date(parse(f"the {what}", pem).not_valid_after_utc)

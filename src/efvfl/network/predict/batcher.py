@@ -297,7 +297,7 @@ class PredictionBatcher:
         self, ids: list[str], statuses: list[RowStatus], parts: list[Rows], fallback: list[list[str]]
     ) -> Prediction:
         output = predict_alone(self.fusion, [torch.from_numpy(part) for part in parts])
-        columns = prediction_columns(output, self.process.config.loss, self.process.data.class_names)
+        columns = prediction_columns(output, self.process.plan.loss.name, self.process.data.class_names)
         return Prediction(ids, statuses, columns, fallback)
 
     def _to_prefetch(self) -> dict[str, Span]:

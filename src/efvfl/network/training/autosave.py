@@ -59,7 +59,7 @@ def load_own(path: Path, about: dict[str, Any]) -> dict[str, Any]:
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Say what has changed: settings with both values, but for those that are secret or too long to compare by eye."""
     for key in now:
-        if before.get(key) == now[key] or (key == "own" and not before.get(key)):
+        if before.get(key) == now[key] or (key == "own" and not (before.get(key) and now[key])):
             continue  # parties did not always write down settings of their own
         if key in ("shared", "own"):
             yield from nested.changes(before.get(key), now[key])

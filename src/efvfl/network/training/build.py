@@ -16,6 +16,7 @@ from efvfl.core.block import Block
 from efvfl.core.fusion import Fusion
 from efvfl.core.fusion_replicas import PER_NUMBER
 from efvfl.core.local_model import CHUNK, LocalModel
+from efvfl.core.losses import LOSSES, Loss
 from efvfl.core.party import Party
 from efvfl.core.plan import Plan
 from efvfl.core.presence import everybody
@@ -51,8 +52,7 @@ def make_plan(config: RunConfig, data: ParticipantData, home: Path | None = None
         batches=Batches(samples, config.batch_size, derive(config.seed, "batches"), config.batch_order),
         method=config.method.build(),
         agreement=config.agreement.build(),
-        # Without labels the loss is not computed here, and its name is all that matters.
-        loss=make_loss(config, data.targets("train"), data.classes) if data.labels else losses.lookup(config.loss),
+        loss=_loss(config, data),
         optimizer=make_optimizer(config.optimizer),
         label_holder=config.label_holder,
         stale=config.network.on_missing == "stale",
@@ -62,8 +62,15 @@ def make_plan(config: RunConfig, data: ParticipantData, home: Path | None = None
     )
 
 
+def _loss(config: RunConfig, data: ParticipantData) -> Loss:
+    """Return the loss; without labels it is not computed here, and a file may leave it to the labels."""
+    if data.labels:
+        return make_loss(config, config.loss or data.loss, data.targets("train"), data.classes)
+    return losses.lookup(config.loss) if config.loss else LOSSES["cross_entropy"]
+
+
 def _fusion(config: RunConfig, plan: Plan, data: ParticipantData) -> Fusion:
-    head = head_model(config, plan.widths, data.classes)
+    head = head_model(config, plan.widths, data.classes, plan.loss.name)
     return Fusion(head, config.fusion.combine, plan.widths if plan.presence else None)
 
 

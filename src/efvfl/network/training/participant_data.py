@@ -47,6 +47,7 @@ class ParticipantData:
     classes: int  # how many there are; 1 for targets that are not classes, 0 where nothing is known of them
     encoder: Encoder | None = None  # tables: how the columns became numbers
     class_names: tuple[str, ...] = ()  # where labels were texts
+    loss: str = ""  # of tables with labels: what was asked for, or follows from them
     participation: dict[str, Participation] = field(default_factory=dict)  # of the rows of this participant's tables
     weights: dict[str, Tensor | None] = field(default_factory=dict)  # of rows in the loss, beside labels
     spelling: dict[str, str] = field(default_factory=dict)  # at the server: ids as its table writes them, if otherwise
@@ -159,8 +160,7 @@ def _from_arrays(config: RunConfig, folder: Path, name: str, party: str) -> Part
     names = [p.name for p in config.party]
     own = config.of(party).data
     if party and own is None:
-        _check_known(config, party)
-        raise ConfigError(f"party {party!r} has no data in this file: its [[party]] needs data = {{ path = ... }}.")
+        raise _no_data(config, party, "path = ...")
     columns, labels, ids, rows = None, None, [], 0
     if own is not None:
         found = read(folder / own.path)
@@ -191,11 +191,10 @@ def _from_arrays(config: RunConfig, folder: Path, name: str, party: str) -> Part
     return data
 
 
-def _check_known(config: RunConfig, party: str) -> None:
-    """Refuse a name that the file does not have, and list those that it has."""
-    names = [p.name for p in config.party]
-    if party not in names:
-        raise ConfigError(f"{party!r} is not a party of this federation. {nearest(party, names)}")
+def _no_data(config: RunConfig, party: str, needs: str) -> ConfigError:
+    if party in (names := [p.name for p in config.party]):
+        return ConfigError(f"party {party!r} has no data in this file: its [[party]] needs data = {{ {needs} }}.")
+    return ConfigError(f"{party!r} is not a party of this federation. {nearest(party, names)}")
 
 
 # Tables.
@@ -211,8 +210,7 @@ def _from_tables(config: RunConfig, folder: Path, name: str, start: _Start) -> P
     party, home = name or config.label_holder, start.home
     own = config.of(party).data
     if party and own is None:
-        _check_known(config, party)
-        raise ConfigError(f"party {party!r} has no table in this file: its [[party]] needs data = {{ path, id }}.")
+        raise _no_data(config, party, "path, id")
     saved = _saved_encoder(home) if own else None
     known = start.trained.encoders.get(party) if start.trained else None
     table = _open_table(config, folder / own.path, own, saved, known) if own else None
@@ -224,8 +222,11 @@ def _from_tables(config: RunConfig, folder: Path, name: str, start: _Start) -> P
     weights = {split: target.weights(ids) for split, ids in parts.items()} if target else {}
     spelling = target.spelling() if target and not name else {}
     count = (len(classes.names) or classes_of(labels["train"])) if labels else 0
+    held = ParticipantData(
+        names, {}, labels, parts, count, None, classes.names, classes.loss, taking_part, weights, spelling
+    )
     if own is None or table is None:
-        return ParticipantData(names, {}, labels, parts, count, None, classes.names, taking_part, weights, spelling)
+        return held
     encoder = _encoder(table, parts["train"], home, saved, known)
     columns = table.encoded(parts, encoder)
     compared = table.compared(parts, encoder, start.warm)
@@ -238,7 +239,7 @@ def _from_tables(config: RunConfig, folder: Path, name: str, start: _Start) -> P
         compared |= later
     if home:
         save_columns(home, {party: drift.as_table(compared)})
-    return ParticipantData(names, columns, labels, parts, count, encoder, classes.names, taking_part, weights, spelling)
+    return replace(held, columns=columns, encoder=encoder)
 
 
 def _open_table(config: RunConfig, path: Path, own: OwnData, saved: Encoder | None, known: Encoder | None) -> Table:
@@ -304,6 +305,8 @@ def _labels(config: RunConfig, target: Table | None, parts: dict[str, list[str]]
         return {}, Labels()
     classes = target.encoding([name for ids in parts.values() for name in ids], config.loss)
     _say([target.label_notice(classes)] if classes.doubt else [])
+    if not config.loss:
+        log.info("The loss follows from the label: %s.", classes.loss)
     return {split: classes.encode(target.labels(ids)) for split, ids in parts.items()}, classes
 
 

@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,8 @@ class ServerProcess:
         self.answerer = QuestionHandler(self.party, data, train_rows=True) if self.party else None
         self.local = {here: OwnParty(self.party, self.answerer)} if self.party and self.answerer else {}
         self.about = data.about(config, "")
-        self.own = handshake.own_part(config, self.about["digest"], data.targets("train").weights)
+        weights = data.targets("train").weights
+        self.own = handshake.own_part(config, self.plan.loss.name, self.about["digest"], weights)
         self.saving = CheckpointPolicy(config.network)
         self.ledger = Ledger()
         self.message_log = MessageLog(folder / "log")
@@ -286,9 +288,9 @@ class ServerProcess:
     def _observe(self) -> Observation:
         """Measure as much as one can without seeing the parties' rows."""
         if self.driver.examination:
-            exact, data = self.driver.examination.outputs, self.data
-            if exact:
-                self._leave_for_report({s: Outputs(data.ids[s], data.labels[s], exact[s]) for s in exact})
+            sent, data = self.driver.examination.outputs, self.data
+            if sent:
+                self._leave_for_report({s: Outputs(data.ids[s], data.labels[s], sent[s]) for s in sent})
             return Observation()
         loss, scores = self.server.loss, {}
         outputs: dict[str, Outputs] = {}
@@ -309,7 +311,8 @@ class ServerProcess:
         self._save_settings(complete=True)
 
     def _save_settings(self, complete: bool) -> None:
-        settings = true_settings(self.config, {s: len(y) for s, y in self.data.labels.items()}, network=True)
+        rows = {split: len(labels) for split, labels in self.data.labels.items()}
+        settings = true_settings(replace(self.config, loss=self.plan.loss.name), rows, network=True)
         sizes = Sizes(self.widths, self.server.block.size(), self.data.labels, self.data.class_names)
         save_settings(self.folder, settings, sizes, self.data.participation, complete)
 

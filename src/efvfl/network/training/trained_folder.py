@@ -17,6 +17,11 @@ def open_trained(folder: Path, name: str | None) -> TrainedRun:
     path = folder / CHECKPOINT
     state = checkpoint.load(path)
     about = state.get("about")
+    if "federation" in state:
+        raise ConfigError(
+            f"--from: expected a participant's folder of a run over a network, got {folder}, which `efvfl run` left "
+            "with the models of all: start all without --from, or go on with `efvfl run`."
+        )
     if not isinstance(about, dict) or state.get("version") != VERSION:
         raise CheckpointError(
             f"{path} was not left by `efvfl serve` or `efvfl join` of this version: give another folder."

@@ -9,7 +9,7 @@ Grade = Literal["ok", "warning", "problem"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """What was looked at, how it is, and what to do about it."""
 
     what: str
@@ -18,6 +18,6 @@ class Finding:
     advice: str = ""
 
 
-def problem_of(what: str, error: Exception) -> Finding:
+def problem_of(what: str, error: Exception) -> Diagnosis:
     """Return an error of ours as a finding: it says what to do itself."""
-    return Finding(what, "problem", str(error))
+    return Diagnosis(what, "problem", str(error))
