@@ -166,12 +166,6 @@ ERRORS = {
         "matplotlib",
         "plots",
     ),
-    "report": (
-        "from efvfl.runs.report_figures import training; list(training([]))",
-        "a drawing",
-        "matplotlib",
-        "plots",
-    ),
     "figures": (
         "from efvfl.experiments import experiment_file, figures\n"
         "plan = experiment_file.load('mnist'); figures.draw(plan, plan.figures[0], {}, 'sent')",

@@ -12,6 +12,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import polars
 import pytest
 from paths import ROOT
@@ -56,6 +57,7 @@ class Town:
     folder: Path
     port: int = field(default_factory=free_port)
     ran: list[str] = field(default_factory=list)
+    seen: dict[str, str] = field(default_factory=dict)  # on the live pages
 
     def of(self, name: str) -> Path:
         return self.folder / name
@@ -65,7 +67,19 @@ class Town:
         words = shlex.split(line.replace(ADDRESS, f"127.0.0.1:{self.port}"))
         self.ran.append(line)
         assert words[0] == "efvfl", line
-        return Process(self.of(name), *words[1:])
+        if words[1] == "dashboard":
+            return self.look(Process(self.of(name), *words[1:], "--listen", f"127.0.0.1:{free_port()}"), name)
+        process = Process(self.of(name), *words[1:])
+        if "--listen" in words:
+            process.wait_for("Listening")  # the others come when they are told that it does
+        return process
+
+    def look(self, process: Process, name: str) -> Process:
+        """Open the live page that a process shows, and end it."""
+        address = process.told("Dashboard: ")
+        assert "efvfl" in httpx.get(address).text
+        self.seen[name] = httpx.get(f"{address}state").text
+        return process.stop()
 
     def play(self, block: Block) -> dict[str, list[Process]]:
         """Run a block: each organisation's commands one after the other, and all of them at the same time."""
@@ -80,7 +94,8 @@ class Town:
                     started[name] = self.start(name, lines[n])
             for name, process in started.items():
                 process.end()
-                assert process.code == 0, (block, process.out, process.errors)
+                stopped = "dashboard" in block[name][n]  # which runs until then
+                assert stopped or process.code == 0, (block, process.out, process.errors)
                 done[name].append(process)
             self.carry()
         return done
@@ -126,7 +141,9 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Town:
     town.play(first)
     agreed = town.of("bank") / "federation.toml"
     agreed.write_text(SHORT + agreed.read_text(encoding="utf-8"), encoding="utf-8")
-    for block in (*others, *page["Request, invitation"], *page["Training"], *page["Predictions and a report"]):
+    for section in ("Request, invitation", "What would go wrong?", "Training", "Predictions and a report"):
+        others += page[section]
+    for block in others:
         town.play(block)
     return town
 
@@ -137,6 +154,7 @@ def test_every_command_of_the_page_is_played(story: Town) -> None:
     assert sections == {
         "Two files and a key",
         "Request, invitation",
+        "What would go wrong?",
         "Training",
         "Predictions and a report",
         "A certificate is renewed",
@@ -144,7 +162,9 @@ def test_every_command_of_the_page_is_played(story: Town) -> None:
         "A party is added",
     }
     played = {line.split()[1] for line in story.ran}
-    assert played >= {"init", "sign", "accept", "align", "serve", "join", "audit", "predict", "report"}
+    assert played >= {"init", "sign", "accept", "doctor", "align", "serve", "join", "dashboard", "audit", "predict"}
+    assert played >= {"report", "export"}
+    assert all('"step"' in story.seen[name] for name in ("bank", "telco"))  # on the live pages of both
 
 
 def test_the_day_leaves_predictions_and_nothing_where_it_was_not_asked_for(story: Town) -> None:

@@ -30,6 +30,8 @@ align = "none"
 width = 4
 [fusion]
 combine = "{combine}"
+[method]
+name = "svfl"  # held-out rows are sent as they are: what the run leaves is what the model says of them
 [[party]]
 name = "bank"
 private_seed = 27182
