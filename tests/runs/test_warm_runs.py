@@ -110,7 +110,7 @@ def test_another_column_and_one_more_party_start_fresh(old: Path) -> None:
     text = "bank: kept; telco: kept, 1 new column starts fresh; fusion model: kept; shop: new."
     assert any(line.endswith(text) for line in said)
     assert equal(module(began), module(ended))  # of a mean, whoever takes part
-    now, then = (module(state, "telco")["layers.1.weight"] for state in (began, ended))
+    now, then = (module(state, "telco")["layers.layers.1.weight"] for state in (began, ended))
     assert torch.equal(now[:, 0], then[:, 0])  # known columns come first
     assert now.shape == (6, 2 + 2 * 8)  # the numbers, and eight for the bins of each
 

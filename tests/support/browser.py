@@ -97,9 +97,10 @@ class Browser:
         return answer["result"].get("value")
 
     def wait(self, expression: str, seconds: float = TIMEOUT) -> Any:
-        """Wait until an expression is true, and return it."""
+        """Wait until an expression is true, and return it; on a page that is not complete yet it is not."""
         end = time.monotonic() + seconds
-        while not (value := self.evaluate(expression)):
+        quiet = f"(() => {{ try {{ return {expression}; }} catch {{ return null; }} }})()"
+        while not (value := self.evaluate(quiet)):
             assert time.monotonic() < end, f"still not true: {expression}; {self.complaints}"
             time.sleep(0.05)
         return value

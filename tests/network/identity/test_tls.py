@@ -313,7 +313,10 @@ def test_strangers_all_at_once_while_it_trains(tmp_path: Path, ready: Path) -> N
                 come(outside, ready)
                 arrived.add(come)
         except BaseException as error:
-            failures.append(error)
+            if "Socket closed" in str(error):  # one of too many of this address: it was cut before it was heard
+                insist(come)
+            else:
+                failures.append(error)
 
     member = meeting.members[VICTIM]
     respond = member.respond

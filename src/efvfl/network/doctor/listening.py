@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
-from cryptography import x509
-from cryptography.x509.oid import NameOID
-
 from efvfl.errors import ConfigError, EfvflError, printable
 from efvfl.network.doctor.line_probe import PROTOCOL, SECONDS, WELCOME, Measured, Talk, answer
 from efvfl.network.identity.certificates import Credentials, other_names
 from efvfl.network.links.tls_probe import host_and_port, tls_context
+from efvfl.util.extras import optional
 from efvfl.util.nested import differences
+
+with optional("network", "a federation over a network"):
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
 
 AT_ONCE: Final = 8  # visits; more are turned away
 TOLD: Final = 20  # visitors that are shown, who were refused; strangers can come as often as they like

@@ -16,6 +16,7 @@ from efvfl.network.align.alignments import Alignments
 from efvfl.network.doctor.diagnosis import Diagnosis, problem_of
 from efvfl.network.training import participant_data
 from efvfl.runs.build import has_tables
+from efvfl.util.extras import optional
 
 _FORMAT = {"strip": "have spaces around them", "case": "have capitals", "zeros": "begin with zeros"}
 MOST_DOUBTS = 3  # that are shown of a table
@@ -131,7 +132,8 @@ def _format(path: Path, ids: Sequence[str], forms: Sequence[str]) -> Diagnosis:
 
 def normalise_all(ids: Sequence[str], forms: Sequence[str]) -> list[str | None]:
     """Return ids in a format."""
-    import polars
+    with optional("tables", "reading tables"):
+        import polars
 
     return normalise(polars.Series("id", ids, dtype=polars.String), forms)
 
