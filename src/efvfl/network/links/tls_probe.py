@@ -15,12 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, Literal
 
-from cryptography import x509
-from cryptography.x509.oid import NameOID
-
 from efvfl.errors import EfvflError, printable
 from efvfl.network.identity.certificates import SERVER, Credentials
 from efvfl.network.links.proxy import ask, proxy_of
+from efvfl.util.extras import optional
+
+with optional("network", "a federation over a network"):
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
 
 GRPC: Final = "h2"  # what gRPC's server speaks, as TLS negotiates it
 AUTHORITY: Final = "efvfl CA "  # how the names of authorities begin that `efvfl certs` makes
