@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+# onnxruntime reports its use to its makers, unless this is set before it is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 # Blocks in tests are small: a second thread only costs time.
 torch.set_num_threads(1)
 

@@ -1,6 +1,11 @@
 """What `efvfl export` writes computes what the federation computes, in programs that know nothing of efvfl."""
 
 import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +46,7 @@ name = "fusion"  # not a good name, but nobody forbids it
 data = {{ path = "shop.csv", id = "id" }}
 """
 ROWS = 120
+PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 NAMES = ("bank", "fusion")
 
 pytestmark = pytest.mark.slow
@@ -173,3 +179,25 @@ def test_a_folder_of_an_older_version_is_told_what_to_do(
         ModelNotes.load(tmp_path)
     assert main(["export", str(tmp_path)]) == 2
     assert "checkpoint.safetensors" in capsys.readouterr().err
+
+
+def test_nobody_is_told_of_an_export(exported: Path) -> None:
+    """onnxruntime reports to its makers that it is used, from the moment it is imported, unless it is off."""
+    code = (
+        "import sys, time; from pathlib import Path; import numpy as np; from efvfl.runs.export import run_onnx\n"
+        "columns = np.load(sys.argv[2]); run_onnx(Path(sys.argv[1]).read_bytes(), {'columns': columns}); time.sleep(10)"
+    )
+    columns, model = exported / "columns.npy", exported / "out" / "parties" / "bank" / "model.onnx"
+    np.save(columns, encoded(exported, "bank", load_outputs(exported / "run")["test"].ids))
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.settimeout(0.1)
+        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        quiet = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(model), str(columns)], env=quiet | dict.fromkeys(PROXIES, address)
+        )
+        called = []
+        while process.poll() is None:
+            with suppress(TimeoutError):
+                called.append(proxy.accept()[1])
+    assert (process.returncode, called) == (0, [])

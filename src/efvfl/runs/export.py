@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -121,6 +122,7 @@ def _saved(program: torch.export.ExportedProgram) -> bytes:
 
 
 def _onnx(program: torch.export.ExportedProgram, part: Part) -> bytes:
+    _tell_nobody()
     with optional("export", "ONNX"):
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -150,11 +152,17 @@ def _compared(content: bytes, part: Part) -> float:
 
 def run_onnx(model: bytes, inputs: Mapping[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """Return the one output of an ONNX model."""
+    _tell_nobody()
     with optional("export", "ONNX"):
         import onnxruntime
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     found: Sequence[np.ndarray[Any, Any]] = session.run(None, dict(inputs))
     return found[0]
+
+
+def _tell_nobody() -> None:
+    """Keep onnxruntime from reporting its use to its makers, which it begins when it is imported."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 @contextmanager
