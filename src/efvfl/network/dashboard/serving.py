@@ -111,11 +111,8 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def started_beside(folder: Path, say: Callable[[str], None], wanted: bool = True) -> Iterator[None]:
-    """Have a dashboard of a folder in a process of its own while something is done, if it is wanted."""
-    if not wanted:
-        yield
-        return
+def started_beside(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Have a dashboard of a folder in a process of its own while something is done."""
     command = [
         sys.executable,
         "-m",
