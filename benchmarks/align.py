@@ -9,15 +9,19 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import resource
+import secrets
+import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from benchmarks.lines import Line
 from efvfl.config import run_file as configs
 from efvfl.config.run_file import RunConfig
-from efvfl.network.align import points
-from efvfl.network.align.messages import FRAME
+from efvfl.network.align import points, psi
+from efvfl.network.align.messages import FRAME, POINT
 from efvfl.network.align.party import AlignmentParty
 from efvfl.network.align.server import AlignmentServer
 from efvfl.network.identity import authority, certificates
@@ -45,13 +49,47 @@ def party(folder: Path, count: int, port: int) -> None:
         member.close()
 
 
+@dataclass(frozen=True)
+class Measured:
+    """One alignment."""
+
+    count: int  # ids of each side
+    seconds: float  # from the first question to the end
+    core_seconds: float  # of both sides, their start included
+    shards: int
+    received: int  # bytes
+    sent: int
+    holder: float  # MB of memory at most
+    party: float
+
+    @property
+    def multiplications(self) -> int:
+        """How often a point was multiplied by a key: those of both sides, by both."""
+        both = psi.holder_points(self.count, self.shards) + psi.party_points(self.count, self.shards)
+        return 2 * self.shards * both
+
+
 def core_seconds() -> float:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def measure(count: int) -> tuple[float, float, int, int, int]:
-    """Return seconds from the first question to the end, core seconds, shards, and bytes received and sent."""
+def memory(who: int) -> float:
+    return resource.getrusage(who).ru_maxrss / 1e3
+
+
+def multiplication() -> float:
+    """Return the core seconds of one multiplication by libsodium, the median of some."""
+    made, key, times = points.blinded(points.new_key(), [secrets.token_bytes(8)] * 500), points.new_key(), []
+    for _ in range(20):
+        began = time.process_time()
+        points.multiply(key, made)
+        times.append((time.process_time() - began) / (len(made) // POINT))
+    return statistics.median(times)
+
+
+def measure(count: int) -> Measured:
+    """Align so many ids of each side."""
     before = core_seconds()
     moved = {"in": 0, "out": 0}
     with tempfile.TemporaryDirectory() as temporary:
@@ -76,7 +114,31 @@ def measure(count: int) -> tuple[float, float, int, int, int]:
         server.requests.close()
         listening.stop(None).wait()
     assert len(found.ids) == round(OVERLAP * count)
-    return seconds, core_seconds() - before, server.total, moved["in"], moved["out"]
+    used = core_seconds() - before
+    most = [memory(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return Measured(count, seconds, used, server.total, moved["in"], moved["out"], *most)
+
+
+def lines(full: bool) -> list[Line]:
+    """Return the lines of the suite: a small alignment, and in the long run one of a million ids."""
+    found = []
+    for count in (20_000, 1_000_000) if full else (20_000,):
+        start, once = measure(100).core_seconds, multiplication()
+        one = measure(count)
+        note = (
+            f"{one.core_seconds:,.0f} core seconds of both sides on {points.cores()} cores that they share, "
+            f"{count / one.seconds:,.0f} ids a second; at most {one.holder:,.0f} MB at the label holder, "
+            f"{one.party:,.0f} MB at the party; {one.received / 1e6:,.0f} MB received, {one.sent / 1e6:,.0f} MB sent"
+        )
+        goal = 120.0 if count == 1_000_000 else None
+        what = f"private set intersection of {count:,} ids with {count:,}"
+        found.append(Line(f"align-{count}", what, one.seconds, "s", goal, note=note))
+        ratio = (one.core_seconds - start) / (one.multiplications * once)
+        part = f"{one.multiplications:,} multiplications of {once * 1e6:.1f} µs"
+        note = f"{part}; {start:.1f} core seconds of the start left out"
+        what = "its core seconds / those of its multiplications alone"
+        found.append(Line(f"align-{count}-ratio", what, ratio, note=note))
+    return found
 
 
 def main() -> None:
@@ -84,15 +146,18 @@ def main() -> None:
     parser.add_argument("counts", type=int, nargs="*", default=[10_000, 100_000, 1_000_000], help="ids of each side")
     counts = parser.parse_args().counts
     print(f"{points.cores()} cores for both sides together.\n")
-    print("| ids of each | shards | seconds | ids a second | core seconds | MB to the label holder | MB to the party |")
-    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    heads = ["ids of each", "shards", "seconds", "ids a second", "core seconds", "MB to the label holder"]
+    heads += ["MB to the party", "memory of the label holder, MB", "of the party, MB"]
+    print(f"| {' | '.join(heads)} |")
+    print(f"| {' | '.join(['---:'] * len(heads))} |")
     for count in counts:
-        seconds, work, shards, received, sent = measure(count)
-        rate, up, down = count / seconds, received / 1e6, sent / 1e6
-        print(
-            f"| {count:,} | {shards} | {seconds:,.1f} | {rate:,.0f} | {work:,.1f} | {up:,.1f} | {down:,.1f} |",
-            flush=True,
+        one = measure(count)
+        cells = (
+            *(f"{count:,}", f"{one.shards}", f"{one.seconds:,.1f}", f"{count / one.seconds:,.0f}"),
+            *(f"{one.core_seconds:,.1f}", f"{one.received / 1e6:,.1f}", f"{one.sent / 1e6:,.1f}"),
+            *(f"{one.holder:,.0f}", f"{one.party:,.0f}"),
         )
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

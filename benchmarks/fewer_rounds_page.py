@@ -12,14 +12,15 @@ from benchmarks.fewer_rounds import RECOMMENDED, Result, settings
 from benchmarks.fewer_rounds_problems import PROBLEMS, Problem
 from benchmarks.lines import Line, slug
 from efvfl.experiments.tables import as_markdown
+from efvfl.runs.plots import BLUE, GREY, ORANGE, SOFT, TEAL, VIOLET, tidy
 
 PICTURE = "results/fewer_rounds.svg"
 SHOWN = {  # the curves of the picture, and their colours
-    "SVFL": "#4c566a",
-    "CELU, 4 local steps": "#a3adc0",
-    "EF-VFL, top-k 10 %": "#d08770",
-    "EF-VFL, ternary": "#8fc1b5",
-    RECOMMENDED: "#1f5a4d",
+    "SVFL": GREY,
+    "CELU, 4 local steps": ORANGE,
+    "EF-VFL, top-k 10 %": VIOLET,
+    "EF-VFL, ternary": TEAL,
+    RECOMMENDED: BLUE,
 }
 # Targets of the recommended setting against SVFL: times sooner, times fewer bytes up.
 TARGETS = {"MNIST": (8.0, 50.0), "credit": (2.5, 20.0)}
@@ -145,12 +146,11 @@ def draw(found: Mapping[tuple[str, str], Result]) -> Figure:
     for axes, problem in zip(figure.subplots(1, len(PROBLEMS)), PROBLEMS, strict=True):
         for name, colour in SHOWN.items():
             _curve(axes, found[problem.name, name], colour)
-        axes.axhline(problem.target, color="grey", linewidth=0.8, linestyle=":")
+        axes.axhline(problem.target, color=SOFT, linewidth=1, linestyle=":")
         axes.set(title=problem.name, xlabel="seconds on the line (20 ms, 10 Mbit/s up)", xscale="log")
         axes.set_ylabel(f"validation {problem.metric if problem.metric != 'auc' else 'AUC'}")
         axes.set_ylim(bottom=problem.target - (0.5 if problem.metric == "accuracy" else 0.06))
-        axes.grid(True, alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
+        tidy(axes)
     curves, names = figure.axes[0].get_legend_handles_labels()
     figure.legend(curves, names, frameon=False, fontsize="small", loc="outside upper center", ncols=len(names))
     return figure

@@ -18,7 +18,6 @@ from efvfl.core import losses
 from efvfl.core.assembly import SharedParts, make_party, make_server, plain_model
 from efvfl.core.batches import Rows
 from efvfl.core.fusion import Fusion
-from efvfl.core.memory import ErrorFeedback
 from efvfl.core.plan import Plan
 from efvfl.core.targets import Targets
 from efvfl.training.transport import LocalTransport
@@ -74,7 +73,7 @@ def federation(samples: int, agreement: Agreement, parties: int = PARTIES) -> Fe
 def memories(made: Federation) -> list[Tensor]:
     """Return the surrogates of all participants; in one process parties share the server's copies."""
     channels = [*made.server.channels.values(), *(party.up for party in made.parties.values())]
-    return [channel.memory.g for channel in channels if isinstance(channel.memory, ErrorFeedback)]
+    return [channel.memory.g for channel in channels if channel.memory.keeps]
 
 
 def touched(made: Federation) -> Federation:

@@ -8,6 +8,7 @@ cotangent it is sent, and guesses the labels of the training rows from them.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
@@ -21,29 +22,30 @@ from torch import Tensor, nn
 
 from efvfl import (
     QSGD,
-    Batches,
     Federation,
-    Message,
     Method,
     Optimizer,
     Protection,
+    RowProtection,
     Setup,
     TopK,
     Training,
+    VisitNoise,
     efvfl,
     federate,
     svfl,
 )
-from efvfl.core.open_reports import OpenReport
-from efvfl.core.party import Party
 from efvfl.data.base import Dataset, cut
 from efvfl.experiments.tables import as_markdown
+from efvfl.runs.attacks import gradients
+from efvfl.runs.attacks.scoring import either_end
+from efvfl.runs.attacks.views import PartyView, watch_party
 from efvfl.training.measure import Split, represent
 
 HOLDER, GUEST = "holder", "guest"
 WIDTH, BATCH = 8, 64
+EPSILONS = (16.0, 4.0, 1.0)  # at delta = 1e-5
 KNOWN = 10  # labels of each class that the guest knows, for the attack with its own model
-MEMORIES = (0.0, 0.97)  # of the attack that tracks a moving direction: this batch only, or about thirty steps
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Setting:
     name: str
     method: Method
     protect: Protection = Protection()  # noqa: RUF009, frozen
+    rows: RowProtection = RowProtection()  # noqa: RUF009, of the guest's rows
     hidden: bool = False  # a hidden layer in the head, so that cotangents are not multiples of one vector
 
 
@@ -127,63 +130,8 @@ def federation(data: Dataset, setting: Setting, seed: int) -> Federation:
         training=Training(
             loss="binary_cross_entropy", optimizer=Optimizer("Adam", {"lr": 0.01}), batch_size=BATCH, seed=seed
         ),
-        setup=Setup(combine="sum", protect=setting.protect, label_holder=HOLDER),
+        setup=Setup("sum", HOLDER, setting.protect, protect_rows={GUEST: setting.rows}),
     )
-
-
-class Listener:
-    """Records every cotangent that a party receives, as the gradient of the row's loss, shape (epochs, rows, width)."""
-
-    def __init__(self, party: Party, epochs: int) -> None:
-        self.batches = party.batches
-        self.heard = torch.zeros(epochs, party.batches.samples, *party.up.width)
-        mode = party.label_mode
-        honest = mode.receive
-
-        def receive(answer: Message, report: OpenReport) -> None:
-            honest(answer, report)
-            epoch, cotangent = answer.step // self.batches.per_epoch, mode.cotangent(report.h, answer.step, 0)
-            assert cotangent is not None
-            self.heard[epoch, report.rows] = cotangent * len(report.h)
-
-        mode.receive = receive  # type: ignore[method-assign]
-
-
-def auc(labels: Tensor, scores: Tensor) -> float:
-    """Return the AUC of scores, 0.5 to 1: which end is positive is one bit, which is assumed to be known."""
-    value = float(roc_auc_score(labels, scores))
-    return max(value, 1 - value)
-
-
-def norm_attack(labels: Tensor, heard: Tensor) -> float:
-    """Guess by the norm of a row: the model makes larger errors on the rarer class. The better of two."""
-    return max(auc(labels, heard.mean(0).norm(dim=1)), auc(labels, heard.norm(dim=2).mean(0)))
-
-
-def direction_attack(labels: Tensor, heard: Tensor, batches: Batches) -> float:
-    """Guess by the direction of a row: the gradients of the two classes point in opposite directions.
-
-    The best of some ways to find the direction: of the mean over epochs, of all epochs side by side, and followed from
-    step to step. Which of them is best depends on how fast it turns and how much noise there is.
-    """
-    beside = heard.permute(1, 0, 2).flatten(1)
-    scores = [rows @ torch.linalg.svd(rows, full_matrices=False).Vh[0] for rows in (heard.mean(0), beside)]
-    scores += [_followed(heard, batches, memory) for memory in MEMORIES]
-    return max(auc(labels, score) for score in scores)
-
-
-def _followed(heard: Tensor, batches: Batches, memory: float) -> Tensor:
-    """Return every row's component along the direction of the last steps, summed over epochs."""
-    epochs, samples, width = heard.shape
-    scores, squares, last = torch.zeros(samples), torch.zeros(width, width), torch.zeros(width)
-    for step in range(epochs * batches.per_epoch):
-        rows = batches.rows(step)
-        now = heard[step // batches.per_epoch, rows]
-        squares = memory * squares + now.T @ now
-        direction = torch.linalg.eigh(squares).eigenvectors[:, -1]
-        last = -direction if direction @ last < 0 else direction
-        scores[rows] += now @ last
-    return scores
 
 
 def completion_attack(labels: Tensor, values: Tensor, seed: int) -> float:
@@ -193,26 +141,26 @@ def completion_attack(labels: Tensor, values: Tensor, seed: int) -> float:
     others = torch.ones(len(labels), dtype=torch.bool)
     others[known] = False
     fitted = LogisticRegression(max_iter=1000).fit(values[known], labels[known])
-    return auc(labels[others], torch.from_numpy(fitted.decision_function(values[others])))
+    return either_end(labels[others] == 1, torch.from_numpy(fitted.decision_function(values[others])))
 
 
-def train(data: Dataset, setting: Setting, seed: int, epochs: int) -> tuple[Federation, Listener]:
+def train(data: Dataset, setting: Setting, seed: int, epochs: int) -> tuple[Federation, PartyView]:
     run = federation(data, setting, seed)
-    listener = Listener(run.parties[GUEST], epochs)
+    view = watch_party(run, run.parties[GUEST], epochs)
     while run.epoch < epochs:
         run.step()
-    return run, listener
+    return run, view
 
 
-def attacks(labels: Tensor, listener: Listener) -> list[float]:
-    """Return the norm attack after one epoch and after all, and the direction attack likewise."""
-    first, heard, batches = listener.heard[:1], listener.heard, listener.batches
-    return [
-        norm_attack(labels, first),
-        norm_attack(labels, heard),
-        direction_attack(labels, first, batches),
-        direction_attack(labels, heard, batches),
-    ]
+def attacks(labels: Tensor, view: PartyView) -> list[float]:
+    """Return the norm attack after one epoch and after all, and the direction attack likewise.
+
+    No label is known but which end is positive. The best of an attack's ways is taken.
+    """
+    parts = (view.heard[:1], view.heard)
+    norms = [gradients.lengths(heard) for heard in parts]
+    directions = [gradients.along(heard, view.batches, view.per_epoch) for heard in parts]
+    return [max(either_end(labels == 1, score) for score in scores) for scores in (*norms, *directions)]
 
 
 def held_out(run: Federation, data: Dataset) -> list[float]:
@@ -222,19 +170,31 @@ def held_out(run: Federation, data: Dataset) -> list[float]:
     return [float(roc_auc_score(labels, output)), 100 * float(((output > 0) == (labels > 0.5)).double().mean())]
 
 
-def table(tasks: list[Dataset], epochs: int) -> str:
+def with_guarantees(epochs: int) -> list[Setting]:
+    """Return the settings of docs/privacy.md: an epsilon for each label, or for each of the guest's rows."""
+    found = [SVFL]
+    for epsilon in EPSILONS:
+        visits = VisitNoise(epsilon=epsilon, epochs=epochs)
+        found.append(Setting(f"labels, ε = {epsilon:g}", svfl(), Protection(visits=visits)))
+    for epsilon in EPSILONS:
+        noise = RowProtection(1.0).accountant(GUEST).with_noise_for(epsilon, epochs + 1).noise  # one for predictions
+        found.append(Setting(f"guest's rows, ε = {epsilon:g}", svfl(), rows=RowProtection(1.0, noise)))
+    return found
+
+
+def table(tasks: list[Dataset], epochs: int, settings: Sequence[Setting] = SETTINGS) -> str:
     measured: dict[str, list[list[float]]] = {}
     for seed, data in enumerate(tasks):
         labels = data.train.labels
         shuffled = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))]
-        for setting in SETTINGS:
-            run, listener = train(data, setting, seed, epochs)
+        for setting in settings:
+            run, view = train(data, setting, seed, epochs)
             h = represent(run.parties[GUEST].block.module, data.train.features[1])
-            scores = [*attacks(labels, listener), completion_attack(labels, h, seed), *held_out(run, data)]
+            scores = [*attacks(labels, view), completion_attack(labels, h, seed), *held_out(run, data)]
             measured.setdefault(setting.name, []).append(scores)
         # Baselines without cotangents: shuffled labels, the guest's columns alone, the label holder alone.
         blank = without_guest(data)
-        chance = [*attacks(shuffled, listener), completion_attack(labels, data.train.features[1], seed)]
+        chance = [*attacks(shuffled, view), completion_attack(labels, data.train.features[1], seed)]
         alone = held_out(train(blank, SVFL, seed, epochs)[0], blank)
         measured.setdefault("baseline", []).append(chance + alone)
     body = []
@@ -247,13 +207,17 @@ def table(tasks: list[Dataset], epochs: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="AUC with which a party tells labels from cotangents.")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--guarantees", action="store_true", help="noise with an epsilon: the tables of docs/privacy.md"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name, make, epochs in TASKS:
         tasks = [make(seed) for seed in range(options.seeds)]
         rows, share = len(tasks[0].train.labels), mean(float(task.train.labels.mean()) for task in tasks)
         print(f"{name}: {rows:,} training rows, {share:.0%} positive, {epochs} epochs, {options.seeds} seeds\n")
-        print(f"{table(tasks, epochs)}\n", flush=True)
+        settings = with_guarantees(epochs) if options.guarantees else SETTINGS
+        print(f"{table(tasks, epochs, settings)}\n", flush=True)
 
 
 if __name__ == "__main__":

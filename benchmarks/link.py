@@ -21,6 +21,7 @@ from benchmarks.lines import Line, slug
 from efvfl.config import run_file as configs
 from efvfl.config.run_file import RunConfig
 from efvfl.runs.build import load_data, make_federation
+from efvfl.runs.plots import COLOURS, SOFT, tidy
 from efvfl.util.files import write_atomically
 
 GOAL = 0.9
@@ -130,13 +131,18 @@ def draw(found: list[Measured], path: Path) -> None:
                 [r * a_round for r, _ in one.accuracy],
                 [a for _, a in one.accuracy],
                 label=f"{one.method}, {one.column}",
+                color=COLOURS[one.method],
+                linestyle="--" if one.column.endswith(" 1%") else "-",
+                linewidth=2,
             )
-        axes.axhline(GOAL, color="grey", linewidth=0.8)
+        axes.axhline(GOAL, color=SOFT, linewidth=1, linestyle=":")
         axes.set(
             title=f"batch {batch:,}" if batch else "full batch", xlabel="seconds (20 ms, 10 Mbit/s up)", xscale="log"
         )
-    figure.axes[0].set_ylabel("validation accuracy")
-    figure.axes[-1].legend(fontsize="small")
+        axes.set_ylabel("validation accuracy")
+        tidy(axes)
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 

@@ -36,7 +36,6 @@ from efvfl.core.assembly import SharedParts, make_party, make_server, plain_mode
 from efvfl.core.batches import Rows
 from efvfl.core.channel import Channel
 from efvfl.core.fusion import Fusion
-from efvfl.core.memory import ErrorFeedback
 from efvfl.core.plan import Plan
 from efvfl.core.targets import Targets
 from efvfl.experiments.tables import as_markdown
@@ -187,7 +186,6 @@ def growth(case: str, folder: Path | None, rounds: int, inner: int) -> dict[str,
     for samples in (FEW, MANY):
         made = federation(samples, AGREEMENTS[case], folder)
         for channel in channels(made):
-            assert isinstance(channel.memory, ErrorFeedback)
             channel.memory.g.zero_() if folder is None else channel.memory.g.sum()
         sides[f"{samples:,}"] = made.step
     return alternate(sides, rounds, inner, warm=100)

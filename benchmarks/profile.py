@@ -24,11 +24,12 @@ from benchmarks.lines import machine_facts
 from benchmarks.timing import Sides, milliseconds
 from efvfl import Agreement, Message, Method, Optimizer, SharedLabels, TopK, Training, efvfl, federate, svfl
 from efvfl.compress import Identity
-from efvfl.core import channel, local_model, shared_labels
+from efvfl.core import block as core_block
+from efvfl.core import channel, local_model, server, shared_labels
 from efvfl.core.batches import Batches
 from efvfl.core.block import Block
 from efvfl.core.fusion import Fusion, StepContext
-from efvfl.core.memory import ErrorFeedback
+from efvfl.core.memory import MemoryEnd
 from efvfl.core.targets import Targets
 from efvfl.experiments.tables import as_markdown
 from efvfl.util.files import write_atomically
@@ -91,7 +92,9 @@ COUNTED: tuple[tuple[str, Any, str], ...] = (
     ("fusion and loss", Fusion, "insert"),
     ("fusion and loss", step, "head_loss"),
     ("backward", torch.Tensor, "backward"),
-    ("backward", torch.autograd, "grad"),
+    ("backward", core_block, "backward"),
+    ("backward", server, "backward"),
+    ("backward", shared_labels, "slope_by"),
     ("optimiser", Block, "update"),
     ("optimiser", Block, "zero_grad"),
     ("optimiser", torch.optim.SGD, "step"),
@@ -99,8 +102,8 @@ COUNTED: tuple[tuple[str, Any, str], ...] = (
     ("encode", TopK, "encode"),
     ("encode", Identity, "encode"),
     ("decode", channel, "decode"),
-    ("memories", ErrorFeedback, "residual"),
-    ("memories", ErrorFeedback, "absorb"),
+    ("memories", MemoryEnd, "residual"),
+    ("memories", MemoryEnd, "absorb"),
     ("counting bytes", Ledger, "record"),
 )
 
@@ -235,12 +238,12 @@ def bytes_of(side: str, method: Method, agreement: Agreement) -> list[Bytes]:
 def _bytes(side: str, direction: str, messages: list[Message]) -> Bytes:
     places = values = fusion = 0
     for message in messages:
-        for block, packets in message.packets.items():
+        for name, packets in message.packets.items():
             for packet in packets:
                 which = _places(packet)
                 places += which
-                fusion += 0 if block else len(packet.body) - which
-                values += len(packet.body) - which if block else 0
+                fusion += 0 if name else len(packet.body) - which
+                values += len(packet.body) - which if name else 0
     total = sum(len(message.to_bytes()) for message in messages)
     return Bytes(side, direction, places, values, fusion, total - places - values - fusion)
 

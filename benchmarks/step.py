@@ -150,7 +150,7 @@ def lines(full: bool) -> list[Line]:
         for labels, target in zip(("private", "shared"), targets, strict=True):
             what = f"full batch of 60,000, K = 4, {text}, {labels} labels"
             out.append(whole.line(f"{labels} {name}", f"step-full-{labels}-{name}", what, target))
-    targets_128 = {"private": 2.5, "shared": 4.0}
+    targets_128 = {"private": 1.6, "shared": 2.3}
     for batch, inner in ((128, 20), (1024, 8)):
         for parties in (2, 4, 12):
             if parties != PARTIES and batch != 128 and not full:

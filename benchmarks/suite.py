@@ -52,6 +52,7 @@ TOPICS = (
     Topic("memory", "Ten million rows with memories in files", "benchmarks.memory:lines"),
     Topic("workers", "A party on several workers", "benchmarks.workers:lines"),
     Topic("round", "A round over the network", "benchmarks.round:lines"),
+    Topic("align", "Alignment by private set intersection", "benchmarks.align:lines", threads=0, timeout=3600.0),
     Topic("sweep", "Sweeps", "benchmarks.sweeps:lines"),
     Topic("mnist", "The paper's MNIST table", "benchmarks.sweeps:mnist_table", data="mnist"),
     Topic("pipeline", "Pipelining over a slow line", "benchmarks.pipeline:lines", full_only=True),

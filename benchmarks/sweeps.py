@@ -44,4 +44,4 @@ def mnist_table(full: bool) -> list[Line]:
     an_epoch = (more - few) / (counts[1] - counts[0])
     minutes = SEEDS * (few + (EPOCHS - counts[0]) * an_epoch) / 60
     note = f"extended from {counts[0]} and {counts[1]} epochs of 13 runs, {cores} at a time: {few:.1f} and {more:.1f} s"
-    return [Line("mnist-table", "MNIST table of 65 runs", minutes, "minutes", 20, note=note)]
+    return [Line("mnist-table", "MNIST table of 65 runs", minutes, "minutes", 15, note=note)]

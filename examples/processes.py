@@ -60,15 +60,7 @@ class Processes:
     def start(self, name: str, folder: Path, *words: str) -> None:
         """Start `efvfl` in a participant's folder; its output is printed after its name."""
         print(f"{name:6} $ efvfl {' '.join(words)}", flush=True)
-        process = subprocess.Popen(
-            [*EFVFL, *words],
-            cwd=folder,
-            env=os.environ | {"COLUMNS": "110"},  # the width of its output
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,  # Ctrl-C reaches only this script, which then stops each process once
-        )
+        process = launch(folder, words)
         self.running[name] = process
         self.readers.append(threading.Thread(target=show, args=(name, process), daemon=True))
         self.readers[-1].start()
@@ -97,11 +89,25 @@ class Processes:
             time.sleep(0.05)
 
 
+def launch(folder: Path, words: tuple[str, ...]) -> "subprocess.Popen[str]":
+    """Start `efvfl` in a folder; what it prints, errors too, is to be read from its stdout."""
+    return subprocess.Popen(
+        [*EFVFL, *words],
+        cwd=folder,
+        env=os.environ | {"COLUMNS": "110"},  # the width of its output
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # Ctrl-C reaches only this script, which then stops each process once
+    )
+
+
 def show(name: str, process: subprocess.Popen[str]) -> None:
     """Print the lines of a process after its name."""
     assert process.stdout is not None
-    for line in process.stdout:
-        print(f"{name:6} | {line}", end="", flush=True)
+    with process.stdout:
+        for line in process.stdout:
+            print(f"{name:6} | {line}", end="", flush=True)
 
 
 def own_copy(text: str, name: str) -> str:

@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -8,11 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from efvfl.cli import quick_start
+
 # onnxruntime reports its use to its makers, unless this is set before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # Blocks in tests are small: a second thread only costs time.
 torch.set_num_threads(1)
+
+# As for commands: no process that runs tests waits for the compiler that no optimiser needs.
+quick_start.without_compiler()
 
 # A shell starts its background jobs with SIGINT ignored, and children inherit that. Tests send Ctrl-C to processes that
 # they start, which must take it as they would in a terminal.
@@ -36,6 +42,7 @@ COVERED = tuple(
         "network/training",
         "runs/test_metrics.py",
         "runs/test_estimators.py",
+        "runs/test_own_losses.py",
         "util",
     )
 )
@@ -61,6 +68,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if _covered(item) == (wanted == "only")]
     yield
     items[:] = _slow_first(items, workers=int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def pytest_collection_finish() -> None:
+    """Have the collector of garbage leave alone what stays to the end: libraries and thousands of tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def _slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:

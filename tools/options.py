@@ -21,7 +21,9 @@ from efvfl.core.methods import Link
 from efvfl.core.optimizer import Optimizer
 from efvfl.core.protection import Protection
 from efvfl.core.ranges import RANGES, shown
+from efvfl.core.row_protection import RowProtection
 from efvfl.core.rules import RULES
+from efvfl.core.visit_noise import VisitNoise
 from efvfl.training.options import Setup, Training
 from efvfl.util.files import write_atomically
 
@@ -34,6 +36,8 @@ PYTHON: dict[str, type] = {
     "Setup": Setup,
     "Optimizer": Optimizer,
     "Protection": Protection,
+    "VisitNoise": VisitNoise,
+    "RowProtection": RowProtection,
     "Link": Link,
 }
 FILES: dict[str, type] = {
@@ -44,9 +48,11 @@ FILES: dict[str, type] = {
     "[method]": run_file.MethodConfig,
     "[agreement]": run_file.AgreementConfig,
     "[protect]": Protection,
+    "[protect.visits]": VisitNoise,
     "[[party]]": run_file.PartyConfig,
     "`data` of a [[party]]": run_file.OwnData,
     "`limits` of a [[party]]": run_file.LimitConfig,
+    "`protect` of a [[party]]": RowProtection,
     "[network]": run_file.NetworkConfig,
 }
 

@@ -18,6 +18,7 @@ from benchmarks.profile import Profile, Time
 from matplotlib.figure import Figure
 
 from efvfl.experiments import figures
+from efvfl.runs.plots import GREY, INK, ORANGE, TEAL, tidy
 from efvfl.util.files import write_atomically
 
 ROOT = Path(__file__).parent.parent
@@ -54,18 +55,18 @@ class Results:
 
 # Parts of central SGD in shades of SVFL's colour, additional parts in shades of EF-VFL's colour.
 COLOURS = {
-    "taking rows": "#2e3440",
-    "local forward": "#4c566a",
-    "fusion and loss": "#7b88a1",
-    "backward": "#a3adc0",
-    "optimiser": "#d8dee9",
-    "encode": "#1f5a4d",
-    "decode": "#2e7d6b",
-    "memories": "#8fc1b5",
-    "counting bytes": "#d08770",
-    profile.REST: "#ebcb8b",
+    "taking rows": INK,
+    "local forward": "#4a5462",
+    "fusion and loss": GREY,
+    "backward": "#a2abb7",
+    "optimiser": "#d3d8df",
+    "encode": "#075450",
+    "decode": TEAL,
+    "memories": "#7cbcb8",
+    "counting bytes": ORANGE,
+    profile.REST: "#eac08f",
 }
-KINDS = {"values": "#4c566a", "fusion": "#a3adc0", "places": "#2e7d6b", "headers": "#d08770"}
+KINDS = {"values": GREY, "fusion": "#a2abb7", "places": TEAL, "headers": ORANGE}
 
 HEAD = """# Performance
 
@@ -265,9 +266,8 @@ def _stack(axes: Any, names: Sequence[str], parts: Mapping[str, Sequence[float]]
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
     axes.set_yticks(range(len(names)), names, fontsize="small")
     axes.invert_yaxis()
-    axes.grid(True, axis="x", alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes)
+    axes.grid(False, axis="y")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize="small")
 
 

@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.tables import choose
+from benchmarks.tables import choose, small
+from benchmarks.tables.problems import CHOICE, TEST
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from scipy.stats import t as student
 
 from efvfl.experiments import figures
+from efvfl.runs.plots import BLUE, GREY, ORANGE, RED, TEAL, VIOLET, tidy
 from efvfl.util.files import write_atomically
 
 ROOT = Path(__file__).parent.parent
@@ -23,6 +27,7 @@ PAGE, PICTURE = ROOT / "docs" / "tables.md", "results/tables.svg"
 START, END = "<!-- made by tools/tables.py -->", "<!-- end -->"
 OURS, SVFL, TREES, NETWORK = "EF-VFL", "SVFL", "gradient-boosted trees, joined", "same network, joined"
 LOGISTIC = "logistic regression, joined"
+HIGHEST = 0.65  # log loss in the picture; what diverges leaves it
 WITHIN = 0.005  # of the trees' area under the curve
 
 Found = Mapping[str, Mapping[str, Mapping[str, Any]]]  # by problem, by what was trained, by seed
@@ -51,12 +56,13 @@ def score_table(found: Found, score: str, title: str) -> list[str]:
     for what in found[problems[0]]:
         parts = [values(found, problem, what, score) for problem in problems]
         means = [float(np.mean(part)) for part in parts]
-        lines.append(f"| {what} | {' | '.join(map(_cell, parts))} | {np.mean(means):.4f} |")
+        lines.append(f"| {what} | {' | '.join(map(cell, parts))} | {np.mean(means):.4f} |")
     counts = [len(found[problem][OURS]) for problem in problems]
     return [*lines, f"| *splits* | {' | '.join(map(str, counts))} | |"]
 
 
-def _cell(part: list[float]) -> str:
+def cell(part: list[float]) -> str:
+    """Return mean and standard deviation over splits."""
     return f"{np.mean(part):.4f} ± {np.std(part, ddof=1):.4f}" if len(part) > 1 else f"{part[0]:.4f}"
 
 
@@ -77,6 +83,32 @@ def byte_table(found: Found) -> list[str]:
     return lines
 
 
+def differences(found: Found, problem: str, other: str) -> tuple[float, float]:
+    """Return by how much the default federation's AUC is above another model's: mean over splits, standard error."""
+    apart = np.subtract(values(found, problem, OURS, "auc"), values(found, problem, other, "auc"))
+    return float(np.mean(apart)), standard_error(apart, TEST)
+
+
+def standard_error(apart: Sequence[float] | NDArray[np.float64], held: float) -> float:
+    """Return the standard error of a mean difference over splits that hold out a share of the rows.
+
+    Splits of one table have rows in common, so their scores are not independent: the error is the corrected one of
+    Nadeau and Bengio (Inference for the Generalization Error, 2003).
+    """
+    if len(apart) < 2:
+        return float("nan")
+    return float(np.std(apart, ddof=1) * (1 / len(apart) + held / (1 - held)) ** 0.5)
+
+
+def difference_table(found: Found) -> list[str]:
+    """Return what the default federation is above or below its rivals, paired by split."""
+    lines = [f"| EF-VFL less the other, AUC | {' | '.join(found)} |", f"| --- |{' ---: |' * len(found)}"]
+    for other in (LOGISTIC, NETWORK, TREES, SVFL):
+        cells = [differences(found, problem, other) for problem in found]
+        lines.append(f"| {other} | {' | '.join(f'{mean:+.4f} ± {error:.4f}' for mean, error in cells)} |")
+    return lines
+
+
 def verdict(found: Found) -> str:
     """Return how the default federation stands to what it is compared with."""
     behind = [mean(found, p, TREES, "auc") - mean(found, p, OURS, "auc") for p in found]
@@ -88,39 +120,72 @@ def verdict(found: Found) -> str:
         f"the {len(found)} tables (goal: at most {WITHIN} below: {goal})."
     ]
     for other in (LOGISTIC, NETWORK):
-        lower = [p for p in found if mean(found, p, OURS, "auc") < mean(found, p, other, "auc")]
-        gaps = ", ".join(f"{p} ({mean(found, p, OURS, 'auc') - mean(found, p, other, 'auc'):+.4f})" for p in lower)
+        by_sign: dict[int, list[str]] = {1: [], 0: [], -1: []}
+        for problem in found:
+            by_sign[_sign(found, problem, other)].append(problem)
         text.append(
-            f"Beside *{other}* it is at least as good on {len(found) - len(lower)} of {len(found)}{_but(gaps)}."
+            f"Beside *{other}* it is better on {_listed(by_sign[1])}, worse on {_listed(by_sign[-1])}, and cannot be "
+            f"told apart on {_listed(by_sign[0])}."
         )
     return " ".join(text)
 
 
-def _but(gaps: str) -> str:
-    return f"; not on {gaps}" if gaps else ""
+def _sign(found: Found, problem: str, other: str) -> int:
+    """Return 1 if the default federation is better, -1 if it is worse, 0 if these splits do not tell (5 %)."""
+    apart, error = differences(found, problem, other)
+    splits = len(found[problem][OURS])
+    return int(np.sign(apart)) if splits > 1 and abs(apart) > student.ppf(0.975, splits - 1) * error else 0
+
+
+def _listed(problems: Sequence[str]) -> str:
+    return ", ".join(problems) or "none"
 
 
 def choice_table(found: Found) -> list[str]:
-    """Return the candidates beside the defaults, in the mean over tables and seeds."""
-    problems = list(found)
-    lines = ["| | mean AUC | mean log loss | MB up | MB down |", "| --- |" + " ---: |" * 4]
-    topic = ""
+    """Return the candidates beside the defaults: means over tables and seeds, and the difference to the defaults."""
+    lines = ["| | AUC | log loss | log loss, less the default's | MB up | MB down |", "| --- |" + " ---: |" * 5]
+    topic, default = "", ""
     for c in choose.CANDIDATES:
-        if any(c.name not in found[p] for p in problems):
+        if any(c.name not in found[p] for p in found):
             continue
         if c.topic != topic:
             topic = c.topic
-            lines.append(f"| *{topic}* | | | | |")
+            lines.append(f"| *{topic}* | | | | | |")
+        default = c.name if c.is_default else default
         scores = [
-            float(np.mean([mean(found, p, c.name, score) for p in problems]))
+            float(np.mean([mean(found, p, c.name, score) for p in found]))
             for score in ("auc", "log_loss", "bytes_up", "bytes_down")
         ]
-        cells = [f"{scores[0]:.4f}", f"{scores[1]:.4f}", *(f"{sent / 1e6:.2f}" for sent in scores[2:])]
-        lines.append(f"| {c.name} | {' | '.join(cells)} |")
+        apart = "" if c.is_default else _apart(found, c.name, default)
+        sent = (f"{sent / 1e6:.2f}" if sent else "" for sent in scores[2:])
+        lines.append(f"| {c.name} | {scores[0]:.4f} | {scores[1]:.4f} | {apart} | {' | '.join(sent)} |")
     return lines
 
 
-def part(test: Found, choice: Found) -> str:
+def _apart(found: Found, what: str, default: str) -> str:
+    """Return the difference of log losses, mean over tables, with its standard error over splits."""
+    of_tables = [
+        [runs[what][seed]["log_loss"] - runs[default][seed]["log_loss"] for seed in runs[what] if seed in runs[default]]
+        for runs in found.values()
+    ]
+    shown = f"{np.mean([np.mean(part) for part in of_tables]):+.4f}"
+    if min(map(len, of_tables)) < 2:
+        return shown
+    error = np.linalg.norm([standard_error(part, CHOICE) for part in of_tables]) / len(of_tables)
+    return f"{shown} ± {error:.4f}"
+
+
+def small_table(found: Found) -> list[str]:
+    """Return what was tried on the table of few rows: means over cuts, and the difference to the defaults."""
+    lines = [f"| {small.PROBLEM} | AUC | log loss | log loss, less the default's |", "| --- |" + " ---: |" * 3]
+    for name in small.NAMES:
+        auc, loss = (mean(found, small.PROBLEM, name, score) for score in ("auc", "log_loss"))
+        apart = "" if name == small.NAMES[0] else _apart(found, name, small.NAMES[0])
+        lines.append(f"| {name} | {auc:.4f} | {loss:.4f} | {apart} |")
+    return lines
+
+
+def part(test: Found, choice: Found, few: Found) -> str:
     """Return the generated part of the page."""
     lines: Sequence[str] = [
         START,
@@ -128,21 +193,27 @@ def part(test: Found, choice: Found) -> str:
         "",
         *score_table(test, "log_loss", "log loss"),
         "",
-        *byte_table(test),
+        *difference_table(test),
         "",
         verdict(test),
+        "",
+        *byte_table(test),
         "",
         f"What else was tried, each in one respect: means over {', '.join(choice)}, on validation rows.",
         "",
         *choice_table(choice),
+        "",
+        f"And on the table of few rows, {len(small.SEEDS)} cuts of the training rows of {small.SPLITS} splits:",
+        "",
+        *small_table(few),
         END,
     ]
     return "\n".join(lines)
 
 
 def with_part(page: str, made: str) -> str:
-    """Return the page with another generated part."""
-    before, _, rest = page.partition(START)
+    """Return the page with another generated part, in place of the one that begins with the same line."""
+    before, _, rest = page.partition(made.partition("\n")[0])
     _, _, after = rest.partition(END)
     return before + made + after
 
@@ -152,17 +223,18 @@ def draw(found: Found) -> Figure:
     canvas = Figure(figsize=(9.6, 3.6), layout="constrained")
     left, right = canvas.subplots(1, 2, sharey=True)
     (runs,) = found.values()
-    for name, by_seed in runs.items():
+    colours, lowest = (GREY, TEAL, BLUE, VIOLET, ORANGE, RED), HIGHEST
+    for colour, (name, by_seed) in zip(colours, runs.items(), strict=False):
         loss = np.mean([result["loss"] for result in by_seed.values()], axis=0)
         megabytes = np.mean([sum(result["bytes"]) for result in by_seed.values()]) / 1e6
         epochs = np.arange(1, len(loss) + 1)
-        left.plot(epochs, loss, label=name)
-        right.plot(epochs * megabytes, loss)
-    left.set(xlabel="epoch", ylabel="validation log loss")
+        left.plot(epochs, loss, label=name, color=colour)
+        right.plot(epochs * megabytes, loss, color=colour)
+        lowest = min(lowest, float(loss.min()))
+    left.set(xlabel="epoch", ylabel="validation log loss", ylim=(lowest - 0.01, HIGHEST))
     right.set(xlabel="MB sent, both ways", xscale="log")
     for axes in (left, right):
-        axes.grid(True, alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
+        tidy(axes)
     canvas.legend(loc="outside lower center", ncols=3, frameon=False)
     return canvas
 
@@ -170,7 +242,7 @@ def draw(found: Found) -> Figure:
 def main() -> None:
     """Write both."""
     write_atomically(PAGE.parent / PICTURE, figures.image(draw(read("_curve")), "svg"))
-    text = with_part(PAGE.read_text(encoding="utf-8"), part(read(""), read("_choice")))
+    text = with_part(PAGE.read_text(encoding="utf-8"), part(read(""), read("_choice"), read("_small")))
     write_atomically(PAGE, text.encode())
 
 

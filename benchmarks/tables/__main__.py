@@ -2,7 +2,10 @@
 
     python -m benchmarks.tables           # the default federation and its rivals on test rows
     python -m benchmarks.tables choose    # what else was tried for the defaults, on validation rows
+    python -m benchmarks.tables small     # whether few rows ask for others, on validation rows
     python -m benchmarks.tables curve     # how compression trades against epochs, on validation rows
+    python -m benchmarks.tables missing   # rows that parties lack, on test rows
+    python -m benchmarks.tables missing-choose  # what was tried for them, on validation rows
 
 Each writes a file in benchmarks/results; what is in it is not trained again. The page is made from them by
 `python -m tools.tables`.

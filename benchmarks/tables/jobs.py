@@ -11,17 +11,20 @@ from typing import Any
 
 import torch
 
-from benchmarks.tables import choose, curve
+from benchmarks.tables import choose, curve, missing, small
 from benchmarks.tables.problems import PROBLEMS, Problem
 from benchmarks.tables.rivals import RIVALS
-from benchmarks.tables.training import federated
+from benchmarks.tables.training import federated, one_place
 from efvfl.util.files import write_atomically
 
 RESULTS = Path(__file__).parent.parent / "results"
 FILES = {
     "test": RESULTS / "tables.json",
     "choose": RESULTS / "tables_choice.json",
+    "small": RESULTS / "tables_small.json",
     "curve": RESULTS / "tables_curve.json",
+    "missing": RESULTS / "tables_missing.json",
+    "missing-choose": RESULTS / "tables_missing_choice.json",
 }
 SEEDS = range(5, 10)  # of test rows; the defaults were chosen with seeds 0 to 4
 
@@ -33,6 +36,13 @@ def jobs(topic: str) -> list[Job]:
     """Return all trainings of a topic."""
     if topic == "curve":
         return [(curve.PROBLEM, name, seed) for name in curve.METHODS for seed in curve.SEEDS]
+    if topic == "small":
+        return [(small.PROBLEM, name, seed) for name in small.NAMES for seed in small.SEEDS]
+    if topic == "missing":
+        return [(case, name, seed) for case in missing.CASES for name in missing.MODELS for seed in SEEDS]
+    if topic == "missing-choose":
+        cases, seeds = missing.CHOICE_CASES, missing.CHOICE_SEEDS
+        return [(case, name, seed) for case in cases for name in missing.CANDIDATES for seed in seeds]
     if topic == "choose":
         return [
             (problem, c.name, seed) for problem in choose.PROBLEMS for c in choose.CANDIDATES for seed in choose.SEEDS
@@ -43,13 +53,21 @@ def jobs(topic: str) -> list[Job]:
 def train(topic: str, job: Job) -> dict[str, Any]:
     """Return what comes of one training, for the file."""
     torch.set_num_threads(1)
+    if topic == "missing":
+        return missing.train(*job).to_table()
+    if topic == "missing-choose":
+        return missing.choose(*job).to_table()
     problem, what, seed = _problem(job[0]), job[1], job[2]
     if topic == "curve":
         return curve.follow(problem, curve.METHODS[what], seed)
+    if topic == "small":
+        return small.train(problem, what, seed).to_table()
     if topic == "test":
         return RIVALS[what](problem, problem.split(seed), seed).to_table()
     (c,) = (c for c in choose.CANDIDATES if c.name == what)
-    return federated(problem, problem.choice(seed), seed, c.settings, c.bins).to_table()
+    if c.topic == choose.COMPRESSORS:
+        return federated(problem, problem.choice(seed), seed, c.settings, c.bins).to_table()
+    return one_place(problem, problem.choice(seed), seed, (), c.settings, c.bins).to_table()
 
 
 @cache

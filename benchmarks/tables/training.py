@@ -6,12 +6,14 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from benchmarks.tables.problems import Problem, Rows
 from efvfl.config.run_file import RunConfig, read
@@ -22,7 +24,7 @@ from efvfl.data import Dataset
 from efvfl.data.tables.bins import MOST_BINS
 from efvfl.data.tables.encode import Encoder, TableSettings
 from efvfl.errors import CompressionError
-from efvfl.runs.build import head_model, local_model, make_federation, watching
+from efvfl.runs.build import head_model, local_model, make_federation, make_optimizer, watching
 from efvfl.runs.estimator_base import FEWEST_VALIDATION
 from efvfl.runs.estimator_inputs import split_rows
 from efvfl.training import measure
@@ -41,9 +43,10 @@ class Result:
     epochs: int = 0  # that were trained
     bytes_up: int = 0
     bytes_down: int = 0
+    alone_auc: float = 0.0  # of the same model, from the label holder's columns alone
 
     @classmethod
-    def of(cls, problem: Problem, rows: Rows, probabilities: NDArray[np.float64], **others: int) -> Result:
+    def of(cls, problem: Problem, rows: Rows, probabilities: NDArray[np.float64], **others: Any) -> Result:
         """Return the result of predicted probabilities."""
         return cls(**problem.scores(rows, probabilities), **others)
 
@@ -108,20 +111,29 @@ def federated(
     return Result.of(problem, rows[1], found, epochs=last.epoch, bytes_up=last.bytes_up, bytes_down=last.bytes_down)
 
 
-def one_place(problem: Problem, rows: tuple[Rows, Rows], seed: int, parties: Sequence[str] = ()) -> Result:
+def one_place(
+    problem: Problem,
+    rows: tuple[Rows, Rows],
+    seed: int,
+    parties: Sequence[str] = (),
+    settings: Settings = MappingProxyType({}),
+    bins: int = MOST_BINS,
+) -> Result:
     """Train the same network, or the part of some parties, in plain torch: nothing is sent."""
     names = list(parties or problem.columns)
     chosen = Problem(problem.name, problem.frame, {n: problem.columns[n] for n in names}, problem.classes, names[0])
-    run = run_config(chosen, seed, {})
-    data, features = encoded(chosen, rows, run)
+    run = run_config(chosen, seed, settings)
+    data, features = encoded(chosen, rows, run, bins)
     watched = watching(run)
     models = [
         local_model(run, name, x[0], data.encoders[name]) for name, x in zip(names, data.train.features, strict=True)
     ]
     fusion = Fusion(head_model(run, [run.model.width] * len(models), problem.outputs, run.loss), run.fusion.combine)
     network = nn.ModuleList([fusion, *models])
-    options = dict(run.optimizer)
-    optimizer = getattr(torch.optim, options.pop("name"))(network.parameters(), **options)
+    made = make_optimizer(run.optimizer)
+    optimizer = made.build(network.parameters())
+    scheduler = made.build_scheduler(optimizer)
+    plateau = ReduceLROnPlateau(optimizer, **made.scheduler_options) if made.on_plateau else None
     loss, labels = LOSSES[run.loss], data.train.labels
     best, kept = float("inf"), (0, [])
     for epoch in range(1, run.epochs + 1):
@@ -130,10 +142,14 @@ def one_place(problem: Problem, rows: tuple[Rows, Rows], seed: int, parties: Seq
             output = fusion([model(x[batch]) for model, x in zip(models, data.train.features, strict=True)])
             loss(output, labels[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+        if scheduler:
+            scheduler.step()
         if epoch % watched.every and epoch < run.epochs:
             continue
         stop = data.validation
         value = measure.evaluate(models, fusion, stop, loss)["loss"] if stop and len(stop.labels) else -epoch
+        if plateau:
+            plateau.step(value)
         if value < best:
             best, kept = value, (epoch, _states(network))
         elif epoch - kept[0] >= watched.patience:

@@ -4,14 +4,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from efvfl.compress import QSGD, Cast, Compressor, Identity, RandK, Sign, TopK, TopKQSGD, Uniform
+    from efvfl.compress import (
+        QSGD,
+        Cast,
+        Columns,
+        Compressor,
+        Identity,
+        LowRank,
+        Natural,
+        RandK,
+        RandomTopK,
+        Sign,
+        TopK,
+        TopKQSGD,
+        Uniform,
+    )
     from efvfl.compress.ramp import Ramp
-    from efvfl.core.agreement import Agreement, CachedSteps, PrivateLabels, SharedLabels
+    from efvfl.core.accountant import Accountant
+    from efvfl.core.agreement import Agreement, CachedSteps, PrivateLabels, Quorum, SharedLabels
     from efvfl.core.batches import Batches
+    from efvfl.core.label_release import LabelRelease
     from efvfl.core.losses import Loss
+    from efvfl.core.memories import EF14, Decay, Direct, EControl, ErrorFeedback, Memory, Momentum
     from efvfl.core.methods import Link, Method, cvfl, efvfl, svfl
     from efvfl.core.optimizer import Optimizer
+    from efvfl.core.party_training import PartyTraining
     from efvfl.core.protection import Protection
+    from efvfl.core.row_protection import RowProtection
+    from efvfl.core.visit_noise import VisitNoise
     from efvfl.errors import EfvflError
     from efvfl.runs.estimators import VerticalClassifier, VerticalRegressor
     from efvfl.runs.run import train
@@ -20,6 +40,7 @@ if TYPE_CHECKING:
     from efvfl.training.federate import federate
     from efvfl.training.federation import Federation
     from efvfl.training.options import Setup, Training
+    from efvfl.training.placement import place
     from efvfl.training.record import Record
     from efvfl.wire.message import Message
     from efvfl.wire.packet import Packet
@@ -30,7 +51,22 @@ __version__ = "0.2.0"
 _HOMES = {
     "core.batches": ("Batches",),
     "core.optimizer": ("Optimizer",),
-    "compress": ("QSGD", "Cast", "Compressor", "Identity", "RandK", "Sign", "TopK", "TopKQSGD", "Uniform"),
+    "core.party_training": ("PartyTraining",),
+    "compress": (
+        "QSGD",
+        "Cast",
+        "Columns",
+        "Compressor",
+        "Identity",
+        "LowRank",
+        "Natural",
+        "RandK",
+        "RandomTopK",
+        "Sign",
+        "TopK",
+        "TopKQSGD",
+        "Uniform",
+    ),
     "errors": ("EfvflError",),
     "runs.estimators": ("VerticalClassifier", "VerticalRegressor"),
     "runs.run": ("train",),
@@ -38,12 +74,18 @@ _HOMES = {
     "training.callbacks": ("Callback",),
     "training.federate": ("federate",),
     "training.options": ("Setup", "Training"),
+    "training.placement": ("place",),
+    "core.label_release": ("LabelRelease",),
     "core.losses": ("Loss",),
-    "core.agreement": ("Agreement", "CachedSteps", "PrivateLabels", "SharedLabels"),
+    "core.accountant": ("Accountant",),
+    "core.agreement": ("Agreement", "CachedSteps", "PrivateLabels", "Quorum", "SharedLabels"),
+    "core.memories": ("EF14", "Decay", "Direct", "EControl", "ErrorFeedback", "Memory", "Momentum"),
     "core.methods": ("Link", "Method", "cvfl", "efvfl", "svfl"),
     "wire.message": ("Message",),
     "wire.packet": ("Packet",),
     "core.protection": ("Protection",),
+    "core.row_protection": ("RowProtection",),
+    "core.visit_noise": ("VisitNoise",),
     "compress.ramp": ("Ramp",),
     "training.federation": ("Federation",),
     "training.record": ("Record",),
@@ -51,28 +93,44 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "EF14",
     "QSGD",
+    "Accountant",
     "Agreement",
     "Batches",
     "CachedSteps",
     "Callback",
     "Cast",
+    "Columns",
     "Compressor",
+    "Decay",
+    "Direct",
+    "EControl",
     "EfvflError",
+    "ErrorFeedback",
     "Federation",
     "Identity",
+    "LabelRelease",
     "Link",
     "Loss",
+    "LowRank",
     "MLflowLogger",
+    "Memory",
     "Message",
     "Method",
+    "Momentum",
+    "Natural",
     "Optimizer",
     "Packet",
+    "PartyTraining",
     "PrivateLabels",
     "Protection",
+    "Quorum",
     "Ramp",
     "RandK",
+    "RandomTopK",
     "Record",
+    "RowProtection",
     "Setup",
     "SharedLabels",
     "Sign",
@@ -83,10 +141,12 @@ __all__ = [
     "Uniform",
     "VerticalClassifier",
     "VerticalRegressor",
+    "VisitNoise",
     "WandbLogger",
     "cvfl",
     "efvfl",
     "federate",
+    "place",
     "svfl",
     "train",
 ]

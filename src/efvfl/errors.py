@@ -175,3 +175,12 @@ def whole_number(name: str, value: object, least: int | None = None) -> int:
     if least is not None and number < least:
         raise ConfigError(f"{name}: expected {expected}, got {number}.")
     return number
+
+
+def system_text(error: Exception) -> str:
+    """Return what the system says of an error, without its number and the path that is named anyway.
+
+    >>> system_text(FileNotFoundError(2, "No such file or directory", "run.toml")), system_text(ValueError("not UTF-8"))
+    ('No such file or directory', 'not UTF-8')
+    """
+    return getattr(error, "strerror", None) or str(error)

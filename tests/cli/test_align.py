@@ -15,6 +15,7 @@ from typing import Any
 import polars
 import pytest
 from alignments import TIMEOUTS, WAITING
+from log_lines import PLAIN, objects
 from malicious_alignment import deviating, neighbours, on_points
 from rich.console import Console
 from warm_processes import Process
@@ -115,9 +116,12 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         server.wait_for("north is here")
         north.kill().end()
         server.kill().end()  # while it waits for south
-        server = start("fed.toml", *address)
+        server = start("fed.toml", *address, "--log", "json")
         server.port()
-        last = {name: start("fed.toml", "--party", name, *address, "--out", f"state-{name}") for name in NAMES}
+        last = {
+            name: start("fed.toml", "--party", name, *address, "--out", f"state-{name}", "--log", form)
+            for name, form in zip(NAMES, ("json", "plain"), strict=True)
+        }
         yield Story(
             folder, (refused, said.getvalue()), {"server": server.end(), **{name: last[name].end() for name in NAMES}}
         )
@@ -132,6 +136,15 @@ def test_all_end_well_with_the_same_list(story: Story) -> None:
         assert process.code == 0, (name, process.errors)
     for folder in ("runs/fed/server", "state-north", "state-south"):
         assert listed(story.folder / folder) == expected()
+
+
+def test_logs_are_lines_of_the_form_that_was_asked_for(story: Story) -> None:
+    came = {str(line["event"]) for line in objects(story.last["server"].errors)}
+    assert all(any(name in event for event in came) for name in NAMES)
+    assert objects(story.last["north"].errors)
+    plain = story.last["south"].errors.splitlines()
+    assert plain
+    assert all(PLAIN.fullmatch(line) for line in plain)
 
 
 def test_a_party_with_another_id_format_is_refused_and_told_which(story: Story) -> None:
@@ -289,7 +302,7 @@ def test_a_party_that_shares_nothing_is_told_its_own_format(
     text = capsys.readouterr().err
     assert ended
     assert ("4 to 6 characters: 100% digits only" in text) == (reason == VoidReason.EMPTY)
-    assert ("could not cut the shared rows into splits" in text) == (reason == VoidReason.UNCUT)
+    assert ("could not make a list of the rows" in text) == (reason == VoidReason.UNCUT)
     assert "x-1" not in text
     assert not (place / "runs" / "fed" / "north" / "alignments").exists()
 

@@ -41,6 +41,8 @@ def test_a_command_has_a_description_and_examples_that_parse(name: str) -> None:
         assert _parser().parse_args(shlex.split(line)[1:]).handler
     for line in f"{parser.description}\n{parser.epilog}".splitlines():
         assert len(line) <= 120
+    for action in parser._actions:
+        assert action.help or isinstance(action, argparse._SubParsersAction), action.dest
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,9 +97,9 @@ def test_init_never_replaces_anything(town: Path, refused: Callable[..., str]) -
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "Say it with --party"),
-        (["--party", "bank", "--label", "default"], "Say it with --invite"),
-        (["--party", "bank", "--label", "default", "--invite", "telco"], "Say it with --address"),
+        ([], "? Give --party"),
+        (["--party", "bank", "--label", "default"], "? Give --invite"),
+        (["--party", "bank", "--label", "default", "--invite", "telco"], "? Give --address"),
         (["--party", "bank", "--label", "defult", "--invite", "telco"], "Did you mean 'default'?"),
         (["--party", "b/nk"], "cannot be the name"),
         (["--party", "federation"], "cannot be a name"),
@@ -114,6 +114,12 @@ def test_init_without_a_terminal_names_the_flag(
     (tmp_path / "customers.csv").write_text(BANK)
     assert told in refused("init", tmp_path / "customers.csv", *words, "--out", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_init_lists_the_columns_where_none_is_recognised(tmp_path: Path, refused: Callable[..., str]) -> None:
+    (tmp_path / "clients.csv").write_text("client,calls\na,1\na,1\n")
+    told = refused("init", tmp_path / "clients.csv", "--party", "telco", "--out", tmp_path / "new")
+    assert "Give --id: no column has another value in every row; the columns are client, calls." in told
 
 
 def test_init_asks_at_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,3 +342,19 @@ def test_signing_where_the_authority_is_kept(town: Path, refused: Callable[..., 
     assert "--ca FOLDER" in refused("sign", bank / "bank.toml", request)
     assert main(["sign", str(bank / "bank.toml"), str(request), "--ca", str(vault)]) == 0
     assert accept(town) == 0
+
+
+def test_certs_are_for_the_parties_of_a_federation_file_without_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the data are arrays, nothing in the file names them; the parties of built-in data were taken instead."""
+    monkeypatch.chdir(tmp_path)
+    Path("federation.toml").write_text('[[party]]\nname = "north"\n[[party]]\nname = "south"\n')
+    assert main(["certs", "federation.toml"]) == 0
+    assert {path.stem for path in Path("certs").glob("*.crt")} == {"ca", "server", "north", "south"}
+
+
+@pytest.mark.parametrize("command", ["serve", "predict", "serve-predictions"])
+def test_what_only_the_label_holder_runs(town: Path, refused: Callable[..., str], command: str) -> None:
+    told = refused(command, town / "telco" / "telco.toml")
+    assert f"is the own file of 'telco', and only the label holder runs `efvfl {command}`. Take part with" in told

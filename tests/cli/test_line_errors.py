@@ -2,6 +2,8 @@
 
 import logging
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -12,12 +14,13 @@ from ports import free_port
 from warm_processes import Process
 
 from efvfl.cli.sessions.setup import make_explain
-from efvfl.errors import AbsentError, ConfigError
+from efvfl.errors import AbsentError, ConfigError, Interrupted
 from efvfl.network.identity import authority, certificates
 from efvfl.network.links.dialling import Dialler, PartyTimeouts
-from efvfl.network.links.failed_handshakes import PATIENCE, QUIET, FailedHandshakes
+from efvfl.network.links.failed_handshakes import PATIENCE, QUIET, FailedHandshakes, likely_reason
 from efvfl.network.links.frame import Frame, FrameKind, json_frame
 from efvfl.network.links.grpc import dial, listen
+from efvfl.network.links.tls_probe import refused
 
 FILE = """
 epochs = 1
@@ -76,7 +79,8 @@ def test_a_wrong_authority_and_a_wrong_port_in_processes(place: Path, started: l
     assert wrong.code == 2
     assert "was signed by 'efvfl CA " in wrong.errors
     assert "hand out one ca.crt" in wrong.errors
-    server.wait_for("no TLS handshake with 127.0.0.1")
+    server.wait_for("no TLS handshake with 127.0.0.1")  # how often is in brackets behind it
+    server.wait_for("its certificate, or its ca.crt, is of another authority than 'efvfl CA ")
     lost.wait_for("nobody listens on 127.0.0.1")
     assert lost.running  # the server may come
     assert lost.stop().end().code == 130
@@ -97,11 +101,59 @@ def test_a_certificate_that_the_server_refuses(place: Path, tmp_path: Path, capl
     expired = certificates.load(tmp_path / "certs", PARTY, now=now - timedelta(days=19))
     server, port = listen("127.0.0.1:0", certificates.load(tmp_path / "certs", "server"), 1 << 20, 1, lambda *_: None)
     try:
-        with pytest.raises(ConfigError, match=r"the server refuses the certificate of 'top-left': .* has expired"):
+        with pytest.raises(
+            ConfigError, match=r"the certificate of 'top-left' expired on .*: renew it: `efvfl request`"
+        ):
             joining(f"127.0.0.1:{port}", expired).run()
+        while not (seen := [text for text in caplog.messages if "no TLS handshake" in text]):
+            time.sleep(0.05)
     finally:
         server.stop(None).wait()
-    assert any("refuses the certificate" in text and "dialling again" in text for text in caplog.messages)
+    assert "the certificate of 'top-left' expired on" in seen[0]  # the server keeps what it has signed
+    assert any("expired on" in text and "dialling again" in text for text in caplog.messages)
+
+
+def test_what_the_server_can_tell_from_its_own_files(tmp_path: Path) -> None:
+    now, day = datetime.now(UTC), timedelta(days=1)
+    authority.make(tmp_path, ["server"], 100, now=now - 50 * day)
+    own = certificates.load(tmp_path, "server")
+    alone = likely_reason(own)
+    assert "is of another authority than 'efvfl CA " in alone
+    assert "has expired" in alone  # the certificates of parties are elsewhere
+    authority.make(tmp_path, [PARTY], 30, now=now - 10 * day)
+    assert "has expired" not in likely_reason(own)
+    assert f"the certificate of '{PARTY}' is not valid before" in likely_reason(own, now - 20 * day)
+    assert f"the certificate of '{PARTY}' expired on" in likely_reason(own, now + 25 * day)
+    assert likely_reason(own, now + 60 * day).startswith("the server's own certificate expired on")
+    (tmp_path / "junk.crt").write_bytes(b"none")
+    assert "another authority" in likely_reason(own)
+
+
+@pytest.mark.parametrize(
+    ("days", "reason", "text"),
+    [
+        (0, "", "the server refuses the certificate of 'top-left': it is valid from"),
+        (0, "SSLV3_ALERT_CERTIFICATE_EXPIRED", "as expired: renew it, or compare the clocks"),
+        (0, "TLSV1_ALERT_UNKNOWN_CA", "which is of another authority"),
+        (400, "", "the certificate of 'top-left' expired on"),
+        (-1, "", "the certificate of 'top-left' is not valid before"),
+    ],
+)
+def test_what_a_party_can_tell_from_its_certificate(place: Path, days: int, reason: str, text: str) -> None:
+    """Here the clock has moved since the process started."""
+    found = refused(certificates.load(place / "certs", PARTY), reason, datetime.now(UTC) + timedelta(days=days))
+    assert text in str(found)
+    assert found.final
+
+
+def test_a_server_that_has_just_come(caplog: pytest.LogCaptureFixture) -> None:
+    """It was not there when it was dialled, and is there when somebody looks why: no line of gRPC's is shown."""
+    early = Dialler(Handler(), partial(dial, f"127.0.0.1:{free_port()}", None, 1 << 20), HASTY, explain=lambda: None)
+    threading.Timer(0.5, early.stopping.set).start()
+    with pytest.raises(Interrupted):
+        early.run()
+    assert "no link to the server (nobody was there when it was dialled); dialling again" in caplog.text
+    assert "ipv4:" not in caplog.text
 
 
 def test_who_was_welcome_before_goes_on_dialling(place: Path) -> None:
@@ -126,8 +178,8 @@ def test_who_was_welcome_before_goes_on_dialling(place: Path) -> None:
     outcome="one line a minute names the addresses that tried most; parties are not among them",
 )
 def test_warnings_of_failed_handshakes_are_few(caplog: pytest.LogCaptureFixture) -> None:
-    time = 100.0
-    watch = FailedHandshakes(lambda: time)
+    clock = 100.0
+    watch = FailedHandshakes(lambda: clock)
     listener = socket.create_server(("127.0.0.1", 0))
     watch.port = listener.getsockname()[1]
     links: list[socket.socket] = []
@@ -141,23 +193,23 @@ def test_warnings_of_failed_handshakes_are_few(caplog: pytest.LogCaptureFixture)
     connect()
     watch.look()
     assert not caplog.messages  # it has just begun
-    time += PATIENCE + 1
+    clock += PATIENCE + 1
     watch.look()
     assert len(caplog.messages) == 1
     assert "no TLS handshake with 127.0.0.1:" in caplog.text
     for _ in range(3):
-        time += 1.0
+        clock += 1.0
         connect()
-    time += PATIENCE + 1
+    clock += PATIENCE + 1
     watch.look()
     assert len(caplog.messages) == 1
-    time += QUIET
+    clock += QUIET
     watch.look()
     assert "127.0.0.1 (" in caplog.messages[1]
-    time += QUIET
+    clock += QUIET
     with caplog.at_level(logging.WARNING):
         watch.opened(connect())  # a party
-        time += PATIENCE + 1
+        clock += PATIENCE + 1
         watch.look()
     assert len(caplog.messages) == 2
     for link in (*links, listener):

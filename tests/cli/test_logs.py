@@ -1,7 +1,6 @@
 """Lines without a terminal: whole, with a time, and as JSON where a program reads them."""
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,13 +9,13 @@ import httpx
 import numpy as np
 import polars
 import pytest
+from log_lines import PLAIN, objects
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from warm_processes import PATIENT, Process
 
 from efvfl.cli.main import main
 
-PLAIN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING|ERROR) \S.*")
 LONG = "a_column_with_quite_a_long_name_" * 4
 RUN = "epochs = 2\nobserve_gradient = false\n[data]\nname = 'digits'\nsubset = 100\n[method]\nname = 'svfl'\n"
 FEDERATION = """
@@ -45,12 +44,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for process in started:
         if process.running:
             process.kill().end()
-
-
-def objects(text: str) -> list[dict[str, object]]:
-    lines = [json.loads(line) for line in text.splitlines()]
-    assert all(re.fullmatch(r".*T.*Z", line["time"]) and line["level"] and line["event"] for line in lines)
-    return lines
 
 
 def scraped(port: int, enough: Callable[[dict[str, Sample]], bool]) -> dict[str, Sample]:

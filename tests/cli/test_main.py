@@ -40,9 +40,9 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert str(picture) in out.replace("\n", "")
     with Image.open(picture) as image:
         assert image.size[0] > 1000
-    measured, shown = race_of(out), race_of((ROOT / "README.md").read_text(encoding="utf-8"))
+    measured, shown = race_of(out), race_of((ROOT / "docs/demo.md").read_text(encoding="utf-8"))
     assert set(measured) == set(shown) == {"SVFL", "CVFL", "EF-VFL", "+ cached"}
-    for name, found in measured.items():  # the README tells what comes out, on any processor
+    for name, found in measured.items():  # the page tells what comes out, on any processor
         assert found[-1] == pytest.approx(shown[name][-1], abs=4)
         assert found[:-1] == pytest.approx(shown[name][:-1], rel=0.15)
         if len(found) > 1:  # it gets to the target

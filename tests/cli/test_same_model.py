@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from warm_processes import Process, Stage
 
-from efvfl import VerticalClassifier, train
+from efvfl import VerticalClassifier, VerticalRegressor, train
 from efvfl.network.identity import authority, certificates
 from efvfl.network.training import trained_folder
 from efvfl.runs.run import open_trained
@@ -68,8 +68,8 @@ def of_file(folder: Path) -> tuple[States, str]:
     return {**found.models, "": found.fusion}, settings.config["loss"]
 
 
-def of_estimator(table: pl.DataFrame) -> States:
-    model = VerticalClassifier(COLUMNS, label_holder="bank").fit(table, table["y"].to_numpy())
+def of_estimator(table: pl.DataFrame, kind: type[VerticalClassifier] | type[VerticalRegressor]) -> States:
+    model = kind(COLUMNS, label_holder="bank").fit(table, table["y"].to_numpy())
     assert model.records_[-1].epoch < 100  # validation rows have decided
     made = model.federation_
     states = {name: x.state_dict() for name, x in zip(COLUMNS, made.models, strict=True)}
@@ -105,7 +105,7 @@ def assert_same(one: States, other: States) -> None:
 
 def test_three_processes_a_file_and_the_estimator_give_one_model(stage: Stage) -> None:
     table = write_tables(stage.folder, classes=2)
-    (found, loss), estimated = of_file(stage.folder), of_estimator(table)
+    (found, loss), estimated = of_file(stage.folder), of_estimator(table, VerticalClassifier)
     assert loss == "binary_cross_entropy"
     assert_same(found, estimated)
     assert_same(found, of_processes(stage))
@@ -113,6 +113,18 @@ def test_three_processes_a_file_and_the_estimator_give_one_model(stage: Stage) -
 
 def test_so_it_is_with_more_classes(tmp_path: Path) -> None:
     table = write_tables(tmp_path, classes=3)
-    (found, loss), estimated = of_file(tmp_path), of_estimator(table)
+    (found, loss), estimated = of_file(tmp_path), of_estimator(table, VerticalClassifier)
     assert loss == "cross_entropy"
     assert_same(found, estimated)
+
+
+def test_so_it_is_with_a_regression_whose_targets_are_standardised(tmp_path: Path) -> None:
+    """An estimator brings its targets to a scale of one by itself, a file takes them as they are."""
+    table = write_tables(tmp_path, classes=2)
+    y = 1000 + 200 * np.random.default_rng(3).normal(size=ROWS) + 50 * table["calls"].to_numpy()
+    standard = pl.DataFrame({"row": table["row"], "y": (y - y.mean()) / y.std()})
+    bank = pl.read_csv(tmp_path / "bank.csv", schema_overrides={"row": pl.String}).drop("y").join(standard, on="row")
+    bank.write_csv(tmp_path / "bank.csv")
+    found, loss = of_file(tmp_path)
+    assert loss == "mse"
+    assert_same(found, of_estimator(table.with_columns(y=pl.Series(y)), VerticalRegressor))

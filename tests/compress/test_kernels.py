@@ -13,17 +13,25 @@ import pytest
 from efvfl.compress import (
     QSGD,
     Cast,
+    Columns,
     Compressor,
+    LowRank,
+    Natural,
     RandK,
+    RandomTopK,
     Sign,
     TopK,
     TopKQSGD,
     Uniform,
     base,
     cast,
+    columns,
     decode,
+    low_rank,
+    natural,
     positions,
     qsgd,
+    random_topk,
     symbols,
     topk,
     uniform,
@@ -31,7 +39,10 @@ from efvfl.compress import (
 from efvfl.errors import WireError
 from efvfl.wire.packet import FloatArray, Packet, Reader
 
-MODULES: tuple[Any, ...] = (base, cast, positions, qsgd, symbols, topk, uniform)
+MODULES: tuple[Any, ...] = (
+    *(base, cast, columns, low_rank, natural, positions),
+    *(qsgd, random_topk, symbols, topk, uniform),
+)
 KERNELS = [
     (module, name, kernel)
     for module in MODULES
@@ -54,6 +65,14 @@ COMPRESSORS: list[Compressor] = [
     Uniform(1),
     Uniform(7, "row"),
     Uniform(3, rounding="random"),
+    Natural(),
+    Natural("nearest"),
+    Columns(2),
+    Columns(5),
+    LowRank(2),
+    LowRank(1, iterations=1),
+    RandomTopK(0.3, others=0.4),
+    RandomTopK(0.3, per="row", others=0.4),
 ]
 
 

@@ -176,7 +176,7 @@ def test_every_key_belongs_to_one_of_the_two_files() -> None:
         ("federation", "[[party]]\nname = 'x'\nlimits = { bytes = 3 }", r"write it as limits.bytes in the own file"),
         ("federation", "[[party]]\nname = 'x'\ndata = { path = 'x.csv' }", r"write it as data.path in the own file"),
         ("federation", "epoch = 3", r"federation.toml: unknown key 'epoch'. Did you mean 'epochs'"),
-        ("telco", "protect = { clip = 1.0 }", r"\[protect\] is the label holder's"),
+        ("telco", "protect = { visits = { noise = 1.0 } }", r"protect: unknown key 'visits'"),
     ],
 )
 def test_a_key_in_the_wrong_file_is_sent_to_the_right_one(tmp_path: Path, file: str, line: str, told: str) -> None:

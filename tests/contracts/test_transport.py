@@ -95,11 +95,11 @@ def test_requests_under_way_are_so_again_after_a_restart(tmp_path: Path) -> None
         serving = network._served()
         for _ in range(2):
             serving.advance()
-        before = serving.requests.under_way, serving.requests._out
+        before = serving.requests.under_way, serving.requests.out
         assert len(before[0]) == 2
         serving.save()
         again = network.restart_server().requests
-        assert (again.under_way, again._out) == before
+        assert (again.under_way, again.out) == before
         assert again.state_dict()["under_way"] == 2
 
 

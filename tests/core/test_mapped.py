@@ -20,7 +20,8 @@ from torch import Tensor
 from efvfl import QSGD, Agreement, Federation, Link, SharedLabels, TopK, efvfl
 from efvfl.cli.main import main
 from efvfl.core.channel import Channel
-from efvfl.core.memory import ErrorFeedback
+from efvfl.core.memories import ErrorFeedback
+from efvfl.core.memory import Keeping, MemoryEnd, Start
 from efvfl.errors import CheckpointError, ConfigError
 from efvfl.network.links.frame import FrameKind
 from efvfl.util import checkpoint, mapped
@@ -98,7 +99,7 @@ def test_a_state_of_a_mapped_memory_is_a_snapshot(tmp_path: Path) -> None:
     for _ in range(4):
         run.step()
     assert same(before, [party["up"]["memory"]["g"] for party in state["parties"].values()])
-    assert not same(before, [party.up.memory.g for party in run.parties.values()])  # type: ignore[attr-defined]
+    assert not same(before, [party.up.memory.g for party in run.parties.values()])
 
 
 def maps(folder: Path) -> int:
@@ -119,10 +120,11 @@ def test_scratch_files_have_no_name_and_go_with_the_federation(tmp_path: Path) -
 
 def test_the_digest_of_a_memory_is_what_it_was(tmp_path: Path) -> None:
     """Two releases must agree on it: over every name and its bytes, in order."""
-    for start in ("compressed", "exact"):
+    starts: tuple[Start, ...] = ("compressed", "exact")
+    for start in starts:
         digests = set()
         for folder in (None, tmp_path):
-            memory = ErrorFeedback((5, 2), torch.float32, start, folder)
+            memory = MemoryEnd(ErrorFeedback(), (5, 2), torch.float32, Keeping(start, folder=folder))
             memory.absorb(torch.tensor([3, 1]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
             digests.add(Channel(Link(TopK(0.5)), memory, (2,), torch.float32).digest())
         expected = hashlib.blake2b(digest_size=8)
@@ -157,14 +159,16 @@ import torch
 from efvfl import Link, TopK
 from efvfl.util import checkpoint
 from efvfl.core.channel import Channel
-from efvfl.core.memory import ErrorFeedback
+from efvfl.core.memories import ErrorFeedback
+from efvfl.core.memory import Keeping, MemoryEnd
 
 def anonymous(field="RssAnon"):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
 folder, room = Path(sys.argv[1]), 16 << 20
-channel = Channel(Link(TopK(0.1)), ErrorFeedback((1 << 20, 16), torch.float32, folder=folder), (16,), torch.float32)
+memory = MemoryEnd(ErrorFeedback(), (1 << 20, 16), torch.float32, Keeping(folder=folder))
+channel = Channel(Link(TopK(0.1)), memory, (16,), torch.float32)
 channel.memory.g.fill_(1.0)  # 64 MB
 channel.digest()
 resource.setrlimit(resource.RLIMIT_DATA, (anonymous("VmData") + room, resource.RLIM_INFINITY))

@@ -1,6 +1,7 @@
 """Both ends of every link hold the same memory, bit for bit, after any run."""
 
 import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,12 @@ from choices import AGREEMENTS, PAIRS
 from problems import everything, memories, problem, same
 from torch import nn
 
-from efvfl import QSGD, Agreement, Method, SharedLabels, TopK, cvfl, efvfl
+from efvfl import EF14, QSGD, Agreement, Decay, Link, Memory, Method, Momentum, SharedLabels, TopK, cvfl, efvfl
+from efvfl.core import memory
 from efvfl.core.batches import ALL
-from efvfl.core.memory import Direct, ErrorFeedback, make
+from efvfl.core.channel import Channel
+from efvfl.core.memories import Direct, ErrorFeedback
+from efvfl.core.memory import Keeping, MemoryEnd
 from efvfl.errors import ProtocolError
 
 
@@ -54,7 +58,7 @@ def test_the_first_report_is_compressed_or_exact() -> None:
         party = federation.parties["party1"]
         party.handle(federation.server.begin()["party1"])
         h = party.block.module(party.model.features)  # type: ignore[attr-defined]
-        assert torch.equal(party.up.memory.g, h) is exact  # type: ignore[attr-defined]
+        assert torch.equal(party.up.memory.g, h) is exact
 
 
 def test_an_exact_start_is_exact_at_every_rows_first_visit() -> None:
@@ -67,7 +71,7 @@ def test_an_exact_start_is_exact_at_every_rows_first_visit() -> None:
         if step == 0:
             federation.transport.post(federation.server.begin())
         h = party.open.oldest.h.detach()
-        g = party.up.memory.g[rows]  # type: ignore[attr-defined]
+        g = party.up.memory.g[rows]
         new = [i for i, row in enumerate(rows.tolist()) if row not in seen]
         assert torch.equal(g[new], h[new])
         kinds.add(len(party.open.unanswered(party.step)[0].packets[2]))
@@ -95,7 +99,7 @@ def test_a_start_at_the_mean_sends_it_once_and_both_ends_start_there() -> None:
     assert mean.shape == h.shape[1:]
     assert rest.shape == h.shape
     others = torch.ones(len(federation.server.labels), dtype=torch.bool).index_fill_(0, rows, False)  # type: ignore[arg-type]
-    assert torch.equal(party.up.memory.g[others], h.mean(0).expand(int(others.sum()), -1))  # type: ignore[attr-defined]
+    assert torch.equal(party.up.memory.g[others], h.mean(0).expand(int(others.sum()), -1))
     bits = TopK(0.1).paper_bits((16, h.shape[1])) + 32 * h.shape[1]
     for step in range(12):
         federation.step(hold=step == 11)
@@ -121,29 +125,28 @@ def test_a_mean_that_is_missing_or_misshapen_is_refused() -> None:
 
 
 def test_direct_compression_has_no_exact_start() -> None:
-    with pytest.raises(ValueError, match="needs memory = 'error_feedback'"):
-        make("direct", (3, 2), torch.float32, "exact")
-    with pytest.raises(ValueError, match="'direct' or 'error_feedback'"):
-        make("forgetful", (3, 2), torch.float32)
+    with pytest.raises(ValueError, match="needs a memory with surrogates: 'direct' has none"):
+        MemoryEnd(Direct(), (3, 2), torch.float32, Keeping("exact"))
 
 
 @pytest.mark.parametrize("rows", [ALL, torch.tensor([4, 0, 2])])
 def test_memory_contract(rows: torch.Tensor | slice) -> None:
     """Residual plus surrogate before is the value; absorbing the residual itself gives the value."""
     value = torch.randn(5, 2)[rows]
-    for memory in (Direct(), ErrorFeedback((5, 2), torch.float32)):
+    for rule in (Direct(), ErrorFeedback()):
+        memory = MemoryEnd(rule, (5, 2), torch.float32)
         first = memory.absorb(rows, memory.residual(rows, value) * 0.5).clone()
-        if isinstance(memory, ErrorFeedback):
+        if memory.keeps:
             assert torch.equal(memory.g[rows], first)
             assert torch.allclose(memory.residual(rows, value) + first, value)
         assert torch.allclose(memory.absorb(rows, memory.residual(rows, value)), value)
-        fresh = Direct() if isinstance(memory, Direct) else ErrorFeedback((5, 2), torch.float32)
+        fresh = MemoryEnd(rule, (5, 2), torch.float32)
         fresh.load_state_dict(memory.state_dict())
         assert torch.equal(fresh.residual(rows, value), memory.residual(rows, value))
 
 
 def test_batches_that_overlap_do_not_disturb_other_rows() -> None:
-    memory = ErrorFeedback((6, 1), torch.float64)
+    memory = MemoryEnd(ErrorFeedback(), (6, 1), torch.float64)
     truth = torch.zeros(6, 1, dtype=torch.float64)
     for a, b in itertools.combinations(range(6), 2):
         rows = torch.tensor([b, a])
@@ -177,3 +180,93 @@ def test_one_forward_pass_a_step_and_one_update_of_running_statistics() -> None:
         assert isinstance(counting, Counting)
         assert counting.calls == 8 * agreement.local_steps
         assert counting.norm.num_batches_tracked == 8 * agreement.local_steps
+
+
+# What docs/theory.md says of single rows.
+
+
+def visits(
+    memory: Memory, values: Iterable[torch.Tensor], ratio: float = 0.25
+) -> Iterator[tuple[torch.Tensor, Channel]]:
+    """Send these values of a few rows, one after another; yield what arrives, and the sender's end."""
+    rows, channel = (
+        torch.arange(4),
+        Channel(
+            Link(TopK(ratio), memory),
+            MemoryEnd(memory, (4, 3), torch.float64, Keeping(sends=True)),
+            (3,),
+            torch.float64,
+        ),
+    )
+    for step, value in enumerate(values):
+        yield channel.send(rows, value, step)[1], channel
+
+
+def moving(steps: int, change: float) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    start, *changes = torch.randn(steps, 4, 3, generator=generator, dtype=torch.float64)
+    return [start + change * sum(changes[:step], start=torch.zeros(())) for step in range(steps)]
+
+
+def test_what_arrived_by_ef14_sums_up_to_what_was_sent_but_for_the_last_error() -> None:
+    values = moving(30, 0.5)
+    arrived = list(visits(EF14(), values))
+    total, last = sum(a for a, _ in arrived), arrived[-1][1].memory.own["e"]
+    assert last.any()
+    assert torch.allclose(total + last, torch.stack(values).sum(0), rtol=0, atol=1e-12)
+    direct = sum(a for a, _ in visits(Direct(), values))
+    assert not torch.allclose(direct + last, torch.stack(values).sum(0), atol=0.1)
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5, 0.9, 1.0])
+def test_a_decaying_memory_has_the_floor_of_the_theory(keep: float) -> None:
+    (value,) = moving(1, 0.0)
+    *_, (surrogate, _) = visits(Decay(keep), [value] * 200)
+    loss = (1 - TopK(0.25).alpha((4, 3))) ** 0.5
+    floor = loss * (1 - keep) / (1 - keep * loss) * float(value.norm())
+    reached = float((value - surrogate).norm())
+    assert reached <= floor + 1e-9
+    assert (reached > 0.01) is (keep < 1)
+
+
+@pytest.mark.parametrize("eta", [0.1, 0.5, 1.0])
+def test_an_average_lags_by_no_more_than_the_theory_says(eta: float) -> None:
+    values = moving(60, 0.1)
+    changes = torch.stack([(a - b).norm(dim=1) for a, b in itertools.pairwise(values)])
+    bound = (1 - eta) / eta * changes.max(dim=0).values
+    lags = [
+        (channel.memory.own["v"] - h).norm(dim=1)
+        for (_, channel), h in zip(visits(Momentum(eta), values), values, strict=True)
+    ]
+    assert all(bool((lag <= bound + 1e-12).all()) for lag in lags)
+    assert (float(lags[-1].max()) > 0.01) is (eta < 1)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_error_feedback_adds_up_as_torch_does(
+    dtype: torch.dtype, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(memory, "_add", vars(memory)["_add"].py_func)
+    generator = torch.Generator().manual_seed(0)
+    end, plain = MemoryEnd(ErrorFeedback(), (9, 3), dtype), torch.zeros(9, 3, dtype=dtype)
+    for _ in range(5):
+        rows, change = torch.randperm(9, generator=generator)[:4], torch.randn(4, 3, dtype=dtype, generator=generator)
+        surrogate = end.absorb(rows, change)
+        plain[rows] += change
+        assert torch.equal(end.g, plain)
+        assert torch.equal(surrogate, plain[rows])
+    untouched = surrogate.clone()
+    end.absorb(rows, change)
+    assert torch.equal(surrogate, untouched)  # a copy: whoever holds it does not see what comes later
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("row", [-1, 9])
+def test_rows_that_are_not_there_are_refused(row: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(memory, "_add", vars(memory)["_add"].py_func)
+    end = MemoryEnd(ErrorFeedback(), (9, 3), torch.float32)
+    with pytest.raises(IndexError, match="expected rows below 9"):
+        end.absorb(torch.tensor([row]), torch.ones(1, 3))

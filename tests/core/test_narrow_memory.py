@@ -17,7 +17,8 @@ from problems import everything, memories, problem, same
 from efvfl import Agreement, Identity, Link, Method, TopK, efvfl
 from efvfl.config.run_file import RunConfig, read
 from efvfl.core.batches import ALL
-from efvfl.core.memory import ErrorFeedback, make
+from efvfl.core.memories import ErrorFeedback
+from efvfl.core.memory import Keeping, MemoryEnd
 from efvfl.errors import CheckpointError, ConfigError
 from efvfl.util import checkpoint
 
@@ -59,7 +60,7 @@ def test_memories_are_equal_at_both_ends(compressor: TopK, agreement: Agreement)
 @pytest.mark.parametrize("order", [ALL, torch.tensor([5, 0, 3])])
 def test_the_memory_is_the_rounded_sum(order: torch.Tensor | slice) -> None:
     generator = torch.Generator().manual_seed(0)
-    memory = ErrorFeedback((6, 3), NARROW)
+    memory = MemoryEnd(ErrorFeedback(), (6, 3), torch.float32, Keeping(narrow=NARROW))
     truth = np.zeros((6, 3), dtype=np.float32)
     for _ in range(200):
         decoded = torch.randn((6, 3), generator=generator)[order] * 0.1
@@ -75,7 +76,7 @@ def test_the_memory_is_the_rounded_sum(order: torch.Tensor | slice) -> None:
 
 def test_errors_of_rounding_do_not_add_up() -> None:
     """The next change is taken against the rounded memory, so what was lost is sent again: the error has a floor."""
-    federation = problem(Method("lossless", Link(Identity(), "error_feedback")), agreement=narrow(Agreement()))
+    federation = problem(Method("lossless", Link(Identity(), ErrorFeedback())), agreement=narrow(Agreement()))
     for _ in range(30):
         federation.step()
     for party in federation.parties.values():
@@ -131,12 +132,12 @@ def test_a_party_that_was_away_gets_the_rounded_surrogate(tmp_path: Path) -> Non
 
 def test_what_cannot_be_rounded_is_refused() -> None:
     with pytest.raises(ConfigError, match="an exact start needs a memory in the values' own dtype"):
-        make("error_feedback", (3, 2), torch.float32, "exact", NARROW)
+        MemoryEnd(ErrorFeedback(), (3, 2), torch.float32, Keeping("exact", narrow=NARROW))
     with pytest.raises(ConfigError, match="memory_dtype: expected one of '', 'bfloat16', got 'float8'"):
         Agreement(memory_dtype="float8")  # type: ignore[arg-type]
     for setting, table in (
         ("memory_dtype", {"agreement": {"memory_dtype": "bfloat16"}}),
         ("memory", {"memory": "mapped"}),
     ):
-        with pytest.raises(ConfigError, match=f"{setting}.* does not go with a method without a memory"):
+        with pytest.raises(ConfigError, match=f"{setting}.* does not go with a method without (a memory|surrogates)"):
             read(RunConfig, {"method": {"name": "svfl"}, **table}, "test")

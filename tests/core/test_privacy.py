@@ -10,7 +10,7 @@ from benchmarks.leakage import federation as binary_task
 from leaks import Tap, find_leaks
 from sklearn.metrics import roc_auc_score
 
-from efvfl import QSGD, Compressor, Federation, Message, TopK, efvfl
+from efvfl import QSGD, Compressor, Federation, Message, Protection, TopK, efvfl
 from efvfl.config.run_file import AgreementConfig, MethodConfig, RunConfig
 from efvfl.core.channel import send_exactly
 from efvfl.core.fusion import StepContext
@@ -34,35 +34,37 @@ def federation(labels: str, seed: int = 0, epochs: int = 50, **method: object) -
 
 
 @pytest.mark.slow
-def test_private_labels_learn_the_digits_as_well_as_shared_ones() -> None:
-    scores = {}
-    for labels in ("private", "shared"):
-        *_, last = federation(labels).train(50, observe_every=50)
-        scores[labels] = 100 * last.test["accuracy"]
-    assert scores["shared"] > 90
-    assert scores["private"] >= scores["shared"] - 1
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("compressor", [TopK(0.1), QSGD(4)])
-def test_a_partys_own_checkpoint_tells_labels(compressor: Compressor) -> None:
+@pytest.mark.parametrize("protect", [Protection(), Protection(label_epsilon=1.0)], ids=["exact", "randomised"])
+def test_a_partys_own_checkpoint_tells_labels(compressor: Compressor, protect: Protection) -> None:
     """docs/security.md says so: where the downlink is compressed, its memory has every row's last cotangents."""
-    data = synthetic(3_000, seed=0)
-    run = binary_task(data, Setting("", efvfl(compressor, compressor)), seed=0)
-    run.fit(20, gradient=False)
+    data = synthetic(1_000, seed=0)
+    run = binary_task(data, Setting("", efvfl(compressor, compressor), protect), seed=0)
+    run.fit(10, gradient=False)
     memory = run.parties[GUEST].state_dict()["label_mode"]["down"]["memory"]["g"]
     direction = torch.linalg.svd(memory, full_matrices=False)[2][0]
     score = roc_auc_score(data.train.labels, memory @ direction)
-    assert max(score, 1 - score) > 0.98
+    if run.server.release:  # of what was told it knows nearly all, and of the labels no more than was told
+        told = roc_auc_score(data.train.labels, run.server.labels)
+        assert max(score, 1 - score) <= told + 0.05 < 0.85
+    else:
+        assert max(score, 1 - score) > 0.98
 
 
 @pytest.fixture(scope="module")
 def tapped() -> Tap:
     run = federation("private")
     tap = Tap(run)
-    *_, last = run.train(50, observe_every=50)
+    *_, last = run.train(50, observe_every=50, gradient=False)
     assert last.test["accuracy"] > 0.9
     return tap
+
+
+def test_private_labels_learn_the_digits_as_well_as_shared_ones(tapped: Tap) -> None:
+    *_, shared = federation("shared").train(50, observe_every=50, gradient=False)
+    private = tapped.federation.record(gradient=False)
+    assert shared.test["accuracy"] > 0.9
+    assert private.test["accuracy"] >= shared.test["accuracy"] - 0.01
 
 
 def test_every_byte_is_accounted_for_by_a_declared_kind(tapped: Tap) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from efvfl import QSGD, Agreement, Federation, Message, Method, Protection, TopK, efvfl, svfl
 from efvfl.compress import decode
 from efvfl.config.run_file import MethodConfig, RunConfig, load
-from efvfl.core.protection import normal
+from efvfl.core.noise import normal
 from efvfl.data import digits
 from efvfl.errors import CompressionError, ConfigError
 from efvfl.experiments.experiment_file import Job

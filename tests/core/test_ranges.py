@@ -15,6 +15,7 @@ import torch
 from efvfl import Optimizer, Protection, SharedLabels, Training
 from efvfl.config.run_file import LimitConfig, ModelConfig, NetworkConfig, RunConfig, load
 from efvfl.core import losses
+from efvfl.core.memories import MEMORIES
 from efvfl.core.ranges import RANGES, check, check_numbers
 from efvfl.data.base import cut_rows
 from efvfl.errors import ConfigError, EfvflError
@@ -37,7 +38,8 @@ def numbers(cls: type, table: str = "") -> Iterator[str]:
 
 
 def test_every_number_of_a_run_file_has_a_range() -> None:
-    assert set(numbers(RunConfig)) == set(RANGES) - {"optimizer.*"}
+    of_memories = {f"{name}.{knob}" for name, cls in MEMORIES.items() for knob in numbers(cls)}
+    assert set(numbers(RunConfig)) | of_memories == set(RANGES) - {"optimizer.*"}
 
 
 @pytest.mark.parametrize("key", RANGES)

@@ -10,7 +10,7 @@ from problems import WIDTH, local_models, problem
 from tools import options
 from torch import nn
 
-from efvfl import QSGD, Agreement, CachedSteps, Protection, SharedLabels, TopK, cvfl, efvfl
+from efvfl import QSGD, Agreement, CachedSteps, Protection, Quorum, SharedLabels, TopK, cvfl, efvfl
 from efvfl.config.parsing import read
 from efvfl.config.run_file import RunConfig
 from efvfl.core.rules import RULES, Choices, check
@@ -19,6 +19,11 @@ from efvfl.errors import ConfigError
 SHARED = Agreement(SharedLabels())
 COMPRESS = Agreement(SharedLabels(fusion="compress"))
 NARROW = Agreement(memory_dtype="bfloat16")
+QUORUM = Agreement(asynchronous=Quorum(2))
+MOMENTUM = {"name": "momentum"}
+ADAM = {"name": "Adam"}
+PLATEAU = {"name": "ReduceLROnPlateau"}
+TWO = {"asynchronous": {"reports": 2}}  # the same in a file
 
 # For every rule, in the order of the table: choices that break it and no other, and the same in a run file.
 BROKEN: list[tuple[Choices, dict[str, Any] | None]] = [
@@ -26,11 +31,20 @@ BROKEN: list[tuple[Choices, dict[str, Any] | None]] = [
     (Choices(fusion=True), {"method": {"fusion": {"name": "sign"}}}),
     (Choices(COMPRESS), {"agreement": {"labels": "shared", "fusion": "compress"}}),
     (Choices(SHARED, protect=True), {"agreement": {"labels": "shared"}, "protect": {"clip": 1.0}}),
+    (Choices(visits=True, clip=True), {"protect": {"clip": 1.0, "visits": {"noise": 1.0}}}),
+    (Choices(visits=True, stratify=True), {"protect": {"visits": {"noise": 1.0}}, "data": {"stratify": True}}),
+    (Choices(visits=True, balanced=True), {"protect": {"visits": {"noise": 1.0}}, "class_weights": "balanced"}),
+    (Choices(releases=True, protect=True), {"protect": {"label_epsilon": 2.0, "clip": 1.0}}),
+    (
+        Choices(rows=True, exact=True),
+        {"evaluation": "exact", "party": [{"name": "bank", "protect": {"clip": 1.0}}]},
+    ),
     (
         Choices(Agreement(SharedLabels(downlink="aggregate")), combine="concat"),
         {"agreement": {"labels": "shared", "downlink": "aggregate"}, "fusion": {"combine": "concat"}},
     ),
     (Choices(widths=(3, 4)), None),
+    (Choices(idle_memory=True), {"method": {"name": "cvfl", "memory": {"name": "ef14"}}}),
     (Choices(memory=False, start="exact"), {"method": {"name": "cvfl", "start": "exact"}}),
     (Choices(NARROW, start="exact"), {"agreement": {"memory_dtype": "bfloat16"}, "method": {"start": "exact"}}),
     (Choices(first=True, memory=False), {"method": {"name": "cvfl", "first": {"name": "sign"}}}),
@@ -38,6 +52,7 @@ BROKEN: list[tuple[Choices, dict[str, Any] | None]] = [
     (Choices(NARROW, memory=False), {"agreement": {"memory_dtype": "bfloat16"}, "method": {"name": "cvfl"}}),
     (Choices(mapped=True, memory=False), {"memory": "mapped", "method": {"name": "cvfl"}}),
     (Choices(on_missing="stale", memory=False), {"network": {"on_missing": "stale"}, "method": {"name": "cvfl"}}),
+    (Choices(on_missing="stale", own=True), {"network": {"on_missing": "stale"}, "method": {"memory": MOMENTUM}}),
     (Choices(on_missing="stale", start="mean"), {"network": {"on_missing": "stale"}, "method": {"start": "mean"}}),
     (
         Choices(on_missing="stale", first=True),
@@ -68,6 +83,25 @@ BROKEN: list[tuple[Choices, dict[str, Any] | None]] = [
     (
         Choices(sampled=True, on_missing="stale"),
         {"agreement": {"subsets": "sampled"}, "network": {"on_missing": "stale"}},
+    ),
+    (Choices(QUORUM, memory=False), {"agreement": TWO, "method": {"name": "cvfl"}}),
+    (Choices(Agreement(pipeline=True, asynchronous=Quorum(2))), {"agreement": {"pipeline": True} | TWO}),
+    (
+        Choices(Agreement(cached=CachedSteps(2), asynchronous=Quorum(2))),
+        {"agreement": {"cached": {"steps": 2}} | TWO},
+    ),
+    (
+        Choices(Agreement(SharedLabels(), asynchronous=Quorum(2))),
+        {"agreement": {"labels": "shared"} | TWO},
+    ),
+    (Choices(QUORUM, sampled=True), {"agreement": {"subsets": "sampled"} | TWO}),
+    (Choices(QUORUM, protect=True), {"agreement": TWO, "protect": {"clip": 1.0}}),
+    (Choices(QUORUM, on_missing="stale"), {"agreement": TWO, "network": {"on_missing": "stale"}}),
+    (Choices(Agreement(asynchronous=Quorum(4)), widths=(4, 4, 4)), None),
+    (Choices(own_local_steps=True), {"party": [{"name": "bank", "training": {"local_steps": 2}}]}),
+    (
+        Choices(own_optimizer=True, plateau=True),
+        {"optimizer": {"scheduler": PLATEAU}, "party": [{"name": "bank", "training": {"optimizer": ADAM}}]},
     ),
 ]
 

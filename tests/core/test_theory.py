@@ -148,7 +148,7 @@ def follow(table: Table, federation: Federation, steps: int, eta: float, exact: 
     memories: list[Tensor] = []
 
     def remember(t: int) -> None:
-        memories.append(torch.stack([party.up.memory.g[:, 0] for party in federation.parties.values()]))  # type: ignore[attr-defined]
+        memories.append(torch.stack([party.up.memory.g[:, 0] for party in federation.parties.values()]))
         if t % 100 == 1:
             measured[t] = federation.distortion()
 
@@ -239,19 +239,19 @@ def test_the_gap_falls_linearly_at_the_sufficient_step_size(labels: Labels, run:
     assert (logs - times * line[0] - line[1]).abs().max() < 0.05 * (logs[0] - logs[-1])
 
 
-def direct_gaps(compressor: TopK) -> Tensor:
+def direct_gaps(compressor: TopK, steps: int = STEPS) -> Tensor:
     eta = theory.sufficient_step(REGRESSION.problem()).eta
     federation = REGRESSION.federation(SQUARES, cvfl(compressor), eta, Agreement(labels="shared"))
-    return REGRESSION.gap(points(federation, STEPS))
+    return REGRESSION.gap(points(federation, steps))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("labels", ["shared"], indirect=True)
 def test_direct_compression_stalls(labels: Labels, run: Trace) -> None:
-    direct, feedback = direct_gaps(KEEP), REGRESSION.gap(run.x)
+    direct, feedback = direct_gaps(KEEP, STEPS // 2), REGRESSION.gap(run.x)
     assert float(direct[0]) == pytest.approx(float(feedback[0]))
     assert direct.min() > 1e4 * feedback[-1]
-    assert direct[-1] > 0.9 * direct[STEPS // 2]  # it stays where it is
+    assert direct[-1] > 0.9 * direct[STEPS // 4]  # it stays where it is
 
 
 @pytest.mark.slow

@@ -115,7 +115,7 @@ def test_keys_tell_runs_apart_and_ignore_defaults(small: Sweep) -> None:
         (SMALL.replace('name = "efvfl-qsgd-4"', 'name = "svfl"'), "expected runs with unique names, got"),
         (SMALL.replace("batch_size", "batchsize"), r"run 'svfl': unknown key 'batchsize'\. Did you mean"),
         ("title = ", "is not TOML"),
-        ("title = 'x'", r"expected one or more \[\[run\]\] tables, got none"),
+        ("title = 'x'", r"expected one or more \[\[run\]\] tables or a \[grid\], got none"),
     ],
 )
 def test_mistakes_in_experiments_are_answered(text: str, error: str) -> None:
@@ -222,7 +222,7 @@ def test_reproduce_prints_a_table_and_writes_figures_and_a_page(
     assert f"run `efvfl reproduce {file}` first" in capsys.readouterr().err
     assert main(["reproduce", *arguments, "--workers", "1"]) == 0
     printed = capsys.readouterr().out
-    assert "Small: test accuracy (%), mean ± std over 1 seed" in " ".join(printed.split())
+    assert "Small: test accuracy (%), one seed" in " ".join(printed.split())
     made = {path.name for path in (out / "small").iterdir() if path.suffix != ".json"}
     assert {f"small-figure-{axis}.{form}" for axis in ("paper", "sent") for form in ("svg", "png")} <= made
     page = (out / "small" / "small.html").read_text()

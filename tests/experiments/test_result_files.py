@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from log_lines import logging_as_a_command, objects
 
 from efvfl.cli.main import main
 from efvfl.errors import DataError
@@ -115,13 +116,20 @@ def test_reproduce_trains_only_what_neither_place_has(tmp_path: Path, capsys: py
     file, out = tmp_path / "two.toml", tmp_path / "out"
     file.write_text(PLAN.replace("seeds = [1, 0]", "seeds = [0]"))
     command = ["reproduce", str(file), "--out", str(out), "--epochs", "1", "--workers", "1"]
-    assert main(command) == 0
+    with logging_as_a_command():
+        assert main([*command, "--log", "json"]) == 0
+    shown = capsys.readouterr()
+    one, other = (str(line["event"]) for line in objects(shown.err))  # one line for each run
+    assert one.startswith("1 of 2 runs done: ")
+    assert other.startswith("2 of 2 runs done: ")
     jobs = changed(parse(file.read_text(), "two"), epochs=1).jobs()
+    assert {text.partition(": ")[2] for text in (one, other)} == {f"{job.cell}, seed 0" for job in jobs}
+    assert "epochs" not in shown.out  # no bar that nobody sees move
     assert fold(jobs, out / "two") == 2
     kept = compact_file(out / "two").read_bytes()
     (out / "two" / "two.html").unlink()
     assert main(command) == 0
-    assert "mean ± std over 1 seed" in " ".join(capsys.readouterr().out.split())
+    assert "one seed" in " ".join(capsys.readouterr().out.split())
     assert list((out / "two").glob("*.json")) == []  # nothing was trained again
     assert (out / "two" / "two.html").exists()
     compact_file(out / "two").write_bytes(kept.splitlines(keepends=True)[0])

@@ -1,6 +1,7 @@
 """The whole against something that cannot share its bugs: central SGD, and the algorithms in plain loops."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -37,10 +38,18 @@ def test_error_feedback_of_the_identity_is_central_sgd_too(labels: Labels) -> No
     assert close(trained(problem(method, agreement=agreement, batch_size=16), 12), expected)
 
 
-@pytest.mark.parametrize("all_rows", [False, True])
-@pytest.mark.parametrize("combine", COMBINES)
-@pytest.mark.parametrize("feedback", [True, False])
-@pytest.mark.parametrize(("labels", "local_steps"), [("private", 1), ("shared", 1), ("shared", 3)])
+MODES: list[tuple[Labels, int]] = [("private", 1), ("shared", 1), ("shared", 3)]
+
+
+# Half of the product, in which every three of the four still meet.
+@pytest.mark.parametrize(
+    ("labels", "local_steps", "feedback", "combine", "all_rows"),
+    [
+        (*MODES[mode], feedback, COMBINES[combine], all_rows)
+        for mode, feedback, combine, all_rows in product(range(3), (True, False), range(3), (False, True))
+        if (mode + feedback + combine + all_rows) % 2
+    ],
+)
 def test_compressed_runs_equal_the_plain_algorithm(
     labels: Labels, feedback: bool, local_steps: int, combine: str, all_rows: bool
 ) -> None:
@@ -58,7 +67,7 @@ def test_compressed_runs_equal_the_plain_algorithm(
 def test_compressing_the_other_direction_equals_the_plain_algorithm(labels: Labels, feedback: bool) -> None:
     """Cotangents with private labels, the fusion model with shared ones; the server itself keeps its exact x0."""
     x, private = columns(), labels == "private"
-    other = {"down": TopK(0.3)} if private else {"fusion": TopK(0.4)}
+    other: dict[str, Any] = {"down": TopK(0.3)} if private else {"fusion": TopK(0.4)}
     setting = Setting(topk(0.2), feedback, private, LR)
     setting = replace(setting, compress_down=topk(0.3)) if private else replace(setting, compress_fusion=topk(0.4))
     expected = vertical(x, classes(x), local_models(), head(), schedule(16, 10), setting)
@@ -88,7 +97,7 @@ def test_relay_equals_aggregate(method: Method, combine: str, fusion: FusionUpda
     for downlink in ("relay", "aggregate"):
         agreement = Agreement(SharedLabels(downlink=downlink, fusion=fusion, local_steps=2))
         federation = problem(method, combine=combine, agreement=agreement, batch_size=16)
-        runs.append(trained(federation, 20))
+        runs.append(trained(federation, 10))  # two and a half epochs
     assert close(runs[0], runs[1])
 
 
@@ -124,7 +133,7 @@ def test_the_label_holders_own_representation_is_exact_with_private_labels() -> 
     assert all(party != "bank" for _, party, _ in shared.ledger.bytes)
     relayed = shared.parties["telco"].label_mode.peers["bank"].memory.g  # type: ignore[attr-defined]
     assert relayed.any()
-    assert torch.equal(relayed, shared.parties["bank"].up.memory.g)  # type: ignore[attr-defined]
+    assert torch.equal(relayed, shared.parties["bank"].up.memory.g)
 
 
 @pytest.mark.parametrize("labels", ["private", "shared"])

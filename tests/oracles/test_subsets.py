@@ -155,7 +155,7 @@ def test_bytes_and_memory_follow_the_rows_that_a_party_has() -> None:
     assert up[1] < 0.2 * up[0]  # a tenth of the rows, and the headers of as many messages
     party, server = runs[1].parties["party3"], runs[1].server
     for channel in (party.up, server.channels["party3"]):
-        assert channel.memory.g.shape == (6, WIDTH)  # type: ignore[attr-defined]
+        assert channel.memory.g.shape == (6, WIDTH)
     assert party.model.features.shape == (6, COLUMNS[2])  # type: ignore[attr-defined]
 
 

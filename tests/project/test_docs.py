@@ -1,28 +1,31 @@
 """What the documents show works as shown."""
 
 import re
+import textwrap
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from documents import blocks
 from paths import ROOT
+from problems import everything, problem, same
 
-from efvfl import TopK
+from efvfl import TopK, efvfl
 from efvfl.compress import REGISTRY, base, decode
 from efvfl.config.run_file import PartyConfig, RunConfig, read
 from efvfl.config.watching import Watching
+from efvfl.core.memories import MEMORIES
 from efvfl.data import digits
+from efvfl.experiments.experiment_file import parse as parse_experiment
 from efvfl.network.ops.audit_log import CONTENTS
+from efvfl.runs.build import make_optimizer
 
 
-def blocks(file: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / file).read_text(encoding="utf-8"), flags=re.DOTALL)
-
-
-def test_the_readmes_diff_trains(capsys: pytest.CaptureFixture[str]) -> None:
-    (diff,) = blocks("README.md", "diff")
+def test_the_documented_diff_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    (diff,) = blocks("docs/first-federation.md", "diff")
     added = [line[1:] for line in diff.splitlines() if line[:1] in "+ "]
     removed = [line[1:] for line in diff.splitlines() if line[:1] in "- "]
     assert len([line for line in added if line.strip()]) <= 15
@@ -31,14 +34,13 @@ def test_the_readmes_diff_trains(capsys: pytest.CaptureFixture[str]) -> None:
         torch.manual_seed(0)
         scope = {"quadrants": list(train.features), "labels": train.labels}
         source = "\n".join(code).replace(f"epochs={epochs}", "epochs=2").replace(f"range({epochs})", "range(2)")
-        exec(compile(source, "README", "exec"), scope)
+        exec(compile(source, "docs", "exec"), scope)
     assert capsys.readouterr().out.startswith("1 {'loss':")
 
 
 def test_the_documented_run_files_are_read() -> None:
-    (example,) = blocks("README.md", "toml")
-    assert read(RunConfig, tomllib.loads(example), "README").epochs == 60
-    (whole,) = blocks("docs/run-files.md", "toml")
+    whole, warm_up = blocks("docs/run-files.md", "toml")
+    assert make_optimizer(tomllib.loads(warm_up)["optimizer"]).scheduler == "SequentialLR"
     table = tomllib.loads(whole)
     party = table.pop("party")
     assert table.pop("private_seed") == 7  # TOML has no word for its default, none
@@ -56,11 +58,20 @@ def test_the_documented_run_files_are_read() -> None:
     assert read(PartyConfig, party[0], "docs").name == "top-left"
 
 
+def test_the_documented_experiments_are_read() -> None:
+    plain, grid = (parse_experiment(text, "docs") for text in blocks("docs/reproduce.md", "toml"))
+    assert [cell.name for cell in plain.cells] == ["svfl", "efvfl"]
+    assert len(grid.cells) == 2 * 2 + 2
+    text = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
+    assert f"`{grid.cells[0].name}`" in text
+
+
 def test_the_documented_compressor_fulfils_the_contract() -> None:
-    (source,) = blocks("docs/adding-a-compressor.md", "python")
+    source, tried = blocks("docs/adding-a-compressor.md", "python")
     scope: dict[str, object] = {"__name__": "every_other"}
     try:
         exec(compile(source, "docs", "exec"), scope)
+        exec(compile(tried, "docs", "exec"), scope)
         compressor = REGISTRY["every_other"]()
         block = torch.randn(5, 3).numpy()
         packets = [compressor.encode(block, key) for key in (0, 1)]
@@ -72,11 +83,29 @@ def test_the_documented_compressor_fulfils_the_contract() -> None:
         base._BY_CODE.pop(200, None)
 
 
+def test_the_documented_memory_fulfils_the_contract_and_trains() -> None:
+    memory, tried = blocks("docs/adding-a-memory.md", "python")
+    scope: dict[str, Any] = {"__name__": "ahead"}
+    try:
+        exec(compile(memory, "docs", "exec"), scope)
+        exec(compile(tried, "docs", "exec"), scope)
+        ahead: Any = MEMORIES["ahead"]
+        assert ahead is scope["Ahead"]
+        runs = [problem(efvfl(TopK(0.2), memory=rule)) for rule in (ahead(0.3), ahead(0.0), None)]
+        for run in runs:
+            for step in range(4):
+                run.step(hold=step == 3)
+        assert same(everything(runs[1]), everything(runs[2]))  # which is EF21
+        assert not same(everything(runs[0]), everything(runs[2]))
+    finally:
+        MEMORIES.pop("ahead", None)
+
+
 def test_the_documented_python_runs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    source, _, watched = blocks("docs/python.md", "python")
+    source, _, watched, fusion = blocks("docs/python.md", "python")
     scope: dict[str, object] = {}
     exec(compile(source, "docs", "exec"), scope)
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["1", "2", "3", "4", "5", "6"]
@@ -84,22 +113,18 @@ def test_the_documented_python_runs(
     exec(compile(watched, "docs", "exec"), scope)  # goes on with the same federation
     assert capsys.readouterr().out.startswith("slowest step: ")
     assert list((tmp_path / "runs" / "curves").glob("events.out.tfevents.*"))
+    exec(compile(textwrap.dedent(fusion), "docs", "exec"), {})
+    assert capsys.readouterr().out.startswith("{'loss':")
 
 
 def test_the_documented_run_from_python_trains_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    _, source, _ = blocks("docs/python.md", "python")
+    source = blocks("docs/python.md", "python")[1]
     exec(compile(source, "docs", "exec"), {})
     assert capsys.readouterr().out.startswith("4 ")
     assert len((tmp_path / "runs" / "digits" / "records.jsonl").read_text().splitlines()) == 4
-
-
-def test_the_documented_theory_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (source,) = blocks("docs/theory.md", "python")
-    exec(compile(source, "docs", "exec"), {})
-    assert "Step(eta=" in capsys.readouterr().out
 
 
 def test_every_codec_is_in_the_wire_document() -> None:

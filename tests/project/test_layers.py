@@ -2,6 +2,7 @@
 
 import ast
 from collections import Counter
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -12,7 +13,16 @@ from tools import house
 import efvfl
 
 WITHOUT_TORCH = ("errors", "wire", "compress.ramp", "training.transport")
-FOUND = house.imports()
+
+
+@cache
+def found() -> list[house.Import]:
+    return house.imports()
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in house.sources()}
 
 
 def in_package(module: str, package: str) -> bool:
@@ -28,7 +38,7 @@ def test_every_package_has_its_place() -> None:
 
 
 def test_no_import_points_up() -> None:
-    assert house.upward(FOUND) == []
+    assert house.upward(found()) == []
 
 
 def test_an_import_that_points_up_is_found(
@@ -55,14 +65,14 @@ def test_an_import_that_points_up_is_found(
 
 
 def test_nothing_is_imported_relatively() -> None:
-    for path in house.sources():
-        names = house.imported_names(ast.parse(path.read_text(encoding="utf-8")))
+    for path, tree in trees().items():
+        names = house.imported_names(tree)
         assert not any(name.startswith(".") for _, name in names), f"{path} imports relatively"
 
 
 def test_there_is_no_circle_of_modules() -> None:
     below: dict[str, set[str]] = {}
-    for each in FOUND:
+    for each in found():
         if each.importer != each.imported and each.importer not in house.DOORS and not each.for_types:
             below.setdefault(each.importer, set()).add(each.imported)
     TopologicalSorter(below).prepare()  # CycleError names the circle
@@ -70,11 +80,11 @@ def test_there_is_no_circle_of_modules() -> None:
 
 def test_what_faces_the_network_does_not_import_torch() -> None:
     checked = set()
-    for path in house.sources():
+    for path, tree in trees().items():
         module = house.module_name(path)
         if any(in_package(module, package) for package in WITHOUT_TORCH):
             checked.add(module)
-            names = house.imported_names(ast.parse(path.read_text(encoding="utf-8")))
+            names = house.imported_names(tree)
             assert not any(in_package(name, "torch") for _, name in names), f"{path} imports torch"
     assert {"errors", "wire.packet", "wire.message", "wire.ledger", "compress.ramp", "training.transport"} <= checked
 
@@ -86,17 +96,12 @@ def test_the_house_has_few_doors_and_no_long_file() -> None:
 
 
 def test_no_class_name_is_used_twice() -> None:
-    names = Counter(
-        node.name
-        for path in house.sources()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-    )
+    names = Counter(node.name for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_the_picture_of_the_packages_is_up_to_date() -> None:
-    picture = house.picture(house.package_graph(FOUND))
+    picture = house.picture(house.package_graph(found()))
     committed = (ROOT / "docs/architecture.svg").read_text(encoding="utf-8")
     assert committed == picture, "run: python -m tools.house --svg docs/architecture.svg"
 

@@ -29,7 +29,7 @@ data = {{ name = "npz", path = "rows.npz", validation = 0.2, test = 0.2 }}
 model = {{ width = 4 }}
 """
 
-# Texts of one drawing that lie on each other, and letterings of other sizes than the one there is.
+# Texts of one drawing that lie on each other, letterings of other sizes than the one there is, and tables that are cut.
 LOOK = """(() => {
   const found = { charts: 0, curves: 0, collisions: [], sizes: [], cut: [] };
   for (const svg of document.querySelectorAll("svg")) {
@@ -47,6 +47,8 @@ LOOK = """(() => {
       }
     });
   }
+  for (const box of document.querySelectorAll(".wide"))
+    if (!box.closest("details:not([open])") && box.scrollWidth > box.clientWidth) found.cut.push(box.textContent);
   found.sizes = [...new Set(found.sizes)];
   found.overflow = document.documentElement.scrollWidth - innerWidth;
   found.paper = getComputedStyle(document.body).backgroundColor;
@@ -113,6 +115,32 @@ def test_the_report(browser: Browser, folder: Path) -> None:
     browser.evaluate("console.error('planted')")
     browser.wait("true")
     assert browser.complaints == ["['planted']"]  # so that it would be seen
+
+
+def test_what_a_party_without_labels_sees(browser: Browser, folder: Path) -> None:
+    party = folder / "telco"
+    party.mkdir()
+    frames = {"report": 300_000, "answer-blinded": 459_210, "evaluation": 70_320, "hello": 1_460}
+    line: dict[str, Any] = {"time": 1.0, "peer": "server", "direction": "out", "number": 1, "step": 1, "payload": 1}
+    lines = [json.dumps(line | {"kind": kind, "frame": size}) for kind, size in frames.items()]
+    (party / "ledger.jsonl").write_text("\n".join(lines) + "\n")
+    status: dict[str, Any] = {"stage": "finished", "name": "telco", "command": "join", "time": 9e8, "step": 40}
+    status |= {"connected": False, "limits": {"bytes": 0, "rows": 100_000}, "used": {"bytes": 300_000, "rows": 0}}
+    status |= {"sent": {"telco": [3e5, 2e5]}, "uncompressed": {"telco": [3e6, 3e6]}, "steps": 80}
+    status["seconds"] = {"compute": 3.0, "codec": 1.0, "waiting": 6.0}
+    (party / "status.json").write_text(json.dumps(status))
+    page = Process(folder, "dashboard", str(party), "--listen", "127.0.0.1:0")
+    try:
+        browser.show(*SCREENS[0])
+        browser.open(page.told("Dashboard: "))
+        browser.wait("document.getElementById('name').textContent === 'telco (efvfl join)'")
+        check(browser, "party", curves=7)
+        seen = str(browser.evaluate("document.body.innerText"))
+        for text in ("What left the building", "the compressed change", "100,000", "waiting for others", "12 × fewer"):
+            assert text in seen, text
+        assert "loss" not in seen.lower()
+    finally:
+        page.kill().end()
 
 
 def test_the_dashboard_while_a_run_goes_on_and_when_it_is_killed(browser: Browser, folder: Path) -> None:

@@ -3,22 +3,15 @@
 import json
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from paths import ROOT
+from warm_examples import Script
 
 from efvfl.cli.main import main
 
 EXAMPLE = ROOT / "examples" / "two_banks"
-
-
-def start(folder: Path) -> "subprocess.Popen[str]":
-    command = [sys.executable, str(EXAMPLE / "run.py"), str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def running(folder: Path) -> list[str]:
@@ -37,28 +30,24 @@ def running(folder: Path) -> list[str]:
 @pytest.mark.slow
 def test_it_stops_cleanly_goes_on_and_equals_one_process(tmp_path: Path) -> None:
     folder = tmp_path / "two_banks"
-    first = start(folder)
-    assert first.stdout is not None
-    for line in first.stdout:
-        if "epoch 1:" in line:
-            break
-    first.send_signal(signal.SIGINT)
-    rest = first.communicate(timeout=120)[0]
-    assert first.returncode == 130, rest
+    first = Script(EXAMPLE / "run.py", folder)
+    first.wait_for("epoch 1:")
+    first.interrupt()
+    code, text = first.end()
+    assert code == 130, text
     assert not running(folder)
 
-    second = start(folder)
-    text = second.communicate(timeout=300)[0]
-    assert second.returncode == 0, text
+    code, text = Script(EXAMPLE / "run.py", folder).end()
+    assert code == 0, text
     assert not running(folder)
     (printed,) = re.findall(r"Test accuracy: ([0-9.]+), 108 of 113 rows", text)
     assert re.search(r"out +│ report +│ +18[0-9] ", text), text  # 180, and what was sent again after the stop
     for name in ("server", "bank_a", "bank_b"):
         held = {path.name for path in (folder / name / "certs").iterdir()}
         assert held == {"ca.crt", f"{name}.crt", f"{name}.key"}
-    third = start(folder)
-    assert "is there already" in third.communicate(timeout=60)[0]
-    assert third.returncode == 1
+    code, text = Script(EXAMPLE / "run.py", folder).end()
+    assert code == 1
+    assert "is there already" in text
 
     for path in (EXAMPLE / "federation.toml", *(folder / "rows").iterdir()):
         shutil.copy(path, tmp_path)

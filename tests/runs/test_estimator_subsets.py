@@ -57,6 +57,31 @@ def test_what_each_party_is_worth(model: VerticalClassifier) -> None:
     assert set(found.values) == set(COLUMNS)
 
 
+def test_every_prediction_says_whose_columns_it_rests_on(model: VerticalClassifier) -> None:
+    assert model.parties_used(without_shop(X[:3], [1])) == [("bank", "shop"), ("bank",), ("bank", "shop")]
+    plain = VerticalClassifier(COLUMNS, epochs=1).fit(X, Y)
+    assert plain.parties_used(X[:2]) == [("bank", "shop")] * 2
+
+
+def test_parties_that_were_never_trained_together_do_not_predict_together() -> None:
+    apart = X.copy()
+    apart[:60, 2:] = np.nan
+    apart[60:, :2] = np.nan
+    options = OPTIONS | {"label_holder": "", "epochs": 1}
+    model = VerticalClassifier(COLUMNS, **options).fit(apart, Y)
+    assert np.isfinite(model.decision_function(apart)).all()
+    for each in (model, pickle.loads(pickle.dumps(model))):
+        with pytest.raises(InputError, match="got 120 rows of others, such as bank, shop: leave these rows out"):
+            each.predict(X)
+
+
+def test_which_columns_matter(model: VerticalClassifier) -> None:
+    found = model.column_values_
+    assert {name: list(columns) for name, columns in found.items()} == {"bank": ["x0", "x1"], "shop": ["x2", "x3"]}
+    value = {name: estimate.value for columns in found.values() for name, estimate in columns.items()}
+    assert value["x0"] + value["x2"] > value["x1"] + value["x3"]  # the label follows from x0 and x2 alone
+
+
 def test_rows_without_a_value_and_models_for_all_alone_are_refused(model: VerticalClassifier) -> None:
     empty = X.copy()
     empty[:3] = np.nan

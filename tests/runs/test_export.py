@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import missing_rows
 import numpy as np
 import onnxruntime
 import polars
@@ -201,3 +202,28 @@ def test_nobody_is_told_of_an_export(exported: Path) -> None:
             with suppress(TimeoutError):
                 called.append(proxy.accept()[1])
     assert (process.returncode, called) == (0, [])
+
+
+@pytest.mark.parametrize("shows", [False, True])
+def test_a_model_for_subsets_takes_who_is_present(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shows: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    missing_rows.write(tmp_path, {"telco": 0.7})
+    config = missing_rows.settings("telco", epochs=1, fusion={"combine": "concat", "shows_presence": shows})
+    train(config, tmp_path / "run")
+    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "out")]) == 0
+    fusion = ModelNotes.load(tmp_path / "run").fusion(open_trained(tmp_path / "run"))
+    assert fusion
+    h = {name: np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32) for name in ("bank", "telco")}
+    h["telco"][1] = 0
+    present = np.array([[1, 1], [1, 0], [1, 1]], dtype=np.float32)
+    output = onnx(tmp_path / "out" / "fusion" / "model.onnx", {**h, "present": present})
+    expected = fusion([torch.from_numpy(x) for x in h.values()], torch.from_numpy(present))
+    np.testing.assert_allclose(output, expected.detach().numpy(), rtol=1e-5, atol=1e-5)
+    assert "`present`: for each party 1 or 0" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
+
+    capsys.readouterr()
+    said: list[str] = []
+    train(config, tmp_path / "again", start_from=tmp_path / "run", say=said.append)
+    assert any("fusion model: kept" in text for text in said), said

@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from html.parser import HTMLParser
@@ -40,6 +40,7 @@ from efvfl.runs.run_folder import (
 from efvfl.runs.svfl_bytes import svfl_bytes
 from efvfl.runs.true_settings import true_settings
 from efvfl.training.record import Record
+from efvfl.util.finish_request import ask
 
 pytestmark = pytest.mark.system
 
@@ -254,6 +255,33 @@ def test_the_label_holder_alone_is_compared_with(tmp_path: Path, caplog: pytest.
     assert not (tmp_path / "without" / ALONE).exists()
 
 
+def test_who_is_asked_to_finish_compares_with_no_more_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many epochs to go, the label holder once trained alone for all of them when the run was over."""
+    trained: list[int] = []
+
+    def few(made: Federation, epochs: int, *more: Any, **options: Any) -> Iterator[Record]:
+        trained.append(epochs)
+        return whole(made, min(epochs, 3), *more, **options)
+
+    whole = Federation.train
+    monkeypatch.setattr(Federation, "train", few)
+    make_run(tmp_path / "made")
+    (tmp_path / "made" / "run.toml").write_text(
+        'epochs = 1_000_000\nbatch_size = 48\nloss = "binary_cross_entropy"\nlabel_holder = "south"\n'
+        'data = { name = "npz", path = "rows.npz", validation = 0.2, test = 0.2 }\nmodel = { width = 4 }\n'
+    )
+
+    def ask_at_once(made: Federation, records: Iterable[Record]) -> Iterator[Record]:
+        for record in records:
+            ask(tmp_path / "run")
+            yield record
+
+    records = train(tmp_path / "made" / "run.toml", tmp_path / "run", watch=ask_at_once, alone=True)
+    assert records[-1].asked
+    assert trained[-1] == records[-1].epoch == 2
+    assert load_outputs(tmp_path / "run", ALONE)
+
+
 def test_settings_are_those_of_this_run(tmp_path: Path) -> None:
     """A file without [data] once claimed that its tables were the digits of the demo."""
     for name in ("bank", "telco"):
@@ -287,11 +315,14 @@ def test_names_are_shown_as_they_are(text: str) -> None:
 def test_the_result_is_that_of_the_metrics(run: Run, text: str) -> None:
     _, made, records = run
     page = Page(text)
-    assert page.row("loss") == [f"{scores['loss']:.4f}" for scores in vars_of(records[-1])]
+    # The loss of training is the same, and is not there twice.
+    assert page.row("log loss") == [f"{scores['loss']:.4f}" for scores in vars_of(records[-1])]
     expected = [outputs(made, split) for split in ("validation", "test")]
     found = [metrics.of_loss("binary_cross_entropy", part.output, part.labels) for part in expected]
-    for name in ("auc", "ks", "brier", "average_precision"):
-        assert page.row(name.replace("_", " ")) == [f"{scores[name]:.4f}" for scores in found]
+    shown = {"auc": "AUC", "ks": "KS statistic", "brier": "Brier score", "average_precision": "average precision"}
+    for name, title in shown.items():
+        assert page.row(title) == [f"{scores[name]:.4f}" for scores in found]
+    assert not [cells for cells in page.cells if cells[:1] == ["loss"] and len(cells) > 2]  # but a setting
 
 
 def vars_of(record: Record) -> list[dict[str, float]]:
@@ -386,7 +417,7 @@ def test_a_folder_with_records_alone(folder: Path) -> None:
 def test_other_losses(tmp_path: Path, loss: str) -> None:
     make_run(tmp_path / "run", loss=loss)
     text = report.page(tmp_path / "run")
-    assert Page(text).row("r2" if loss == "mse" else "auc")
+    assert Page(text).row("R²" if loss == "mse" else "AUC")
     titles = {chart["title"] for chart in charts(text)}
     assert (set(BINARY) if loss == "cross_entropy" else {"Observed by predicted", "Errors"}) < titles
 

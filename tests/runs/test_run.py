@@ -2,18 +2,25 @@
 
 import json
 import math
+import platform
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from networks import config
 
-from efvfl import Federation, Record, train
+import efvfl
+from efvfl import Callback, Federation, Record, train
 from efvfl.cli.main import main
+from efvfl.config.agreement import AgreementConfig
 from efvfl.config.run_file import PartyConfig, RunConfig
+from efvfl.core.agreement import Quorum
 from efvfl.errors import CheckpointError, ConfigError
+from efvfl.runs import run as run_module
+from efvfl.training.callbacks import TrainingStep
 from efvfl.util import checkpoint
 
 FILE = """
@@ -73,6 +80,41 @@ def test_a_run_that_is_interrupted_goes_on_as_if_it_had_not_been(tmp_path: Path)
         train(replace(run, epochs=0), tmp_path / "none")
 
 
+@pytest.mark.parametrize(
+    "agreement", [AgreementConfig(), AgreementConfig(pipeline=3), AgreementConfig(asynchronous=Quorum(reports=3))]
+)
+def test_a_checkpoint_is_a_minute_old_at_most_however_long_a_record_takes(
+    agreement: AgreementConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A minute is no time here. The run dies in its second epoch, of which there is no record yet."""
+
+    class Killed(Exception):
+        pass
+
+    class Power(Callback):
+        def on_step(self, step: TrainingStep) -> None:
+            if step.number == 6:  # of 4 in an epoch
+                raise Killed
+
+    class Numbers(Callback):
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def on_step(self, step: TrainingStep) -> None:
+            self.seen.append(step.number)
+
+    parties = tuple(PartyConfig(n, report_seconds=i + 1.0) for i, n in enumerate(("top-left", "bottom-right")))
+    run = replace(config(epochs=3, batch_size=30), agreement=agreement, party=parties)
+    whole = train(run, tmp_path / "whole")
+    monkeypatch.setattr(run_module, "SAVE_SECONDS", 0.0)
+    with pytest.raises(Killed):
+        train(run, tmp_path / "parts", callbacks=[Power()])
+    assert len((tmp_path / "parts" / "records.jsonl").read_text().splitlines()) == 1
+    left = Numbers()
+    assert without_time(train(run, tmp_path / "parts", resume=True, callbacks=[left])) == without_time(whole)
+    assert left.seen == list(range(6, 13))  # the step that was lost, and no other
+
+
 @pytest.mark.attack(
     by="a disk",
     tries="flips one bit of the checkpoint of `efvfl run`",
@@ -107,3 +149,13 @@ def test_what_a_record_cannot_know_is_not_a_number() -> None:
     for name in ("gradient", "distortion", "bytes_up", "bytes_down", "paper_bits", "seconds"):
         assert math.isnan(getattr(record, name))
         assert json.loads(record.to_json())[name] is None
+
+
+def test_settings_say_what_the_run_was_made_with(tmp_path: Path) -> None:
+    train(config(epochs=1), tmp_path)
+    made_with = json.loads((tmp_path / "settings.json").read_text())["versions"]
+    assert made_with["torch"] == torch.__version__
+    assert made_with["python"] == platform.python_version()
+    assert made_with["efvfl"] == efvfl.__version__
+    assert made_with["threads"] == "1"
+    assert set(made_with) == {"efvfl", "python", "torch", "numpy", "platform", "machine", "threads"}

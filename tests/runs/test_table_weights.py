@@ -214,6 +214,22 @@ def test_what_a_label_does_not_decide_is_said_and_types_decide(folder: Path, cap
     assert torch.allclose(found[""], 1000 * found["number 1.234,5"])
 
 
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        ([1.5, -2.0, 0.5], ""),
+        ([3.0, 3.0, 3.0], ""),  # nothing to learn, at any scale
+        ([210_000.0, 180_500.0, 99_900.0], "a mean of 1.635e+05 and a standard deviation of 4.653e+04"),
+        (["1,004", "1,005", "1,006"], "a mean of 1005 and a standard deviation of 0.8165"),
+        ([0.001, 0.002, 0.003], "a mean of 0.002"),
+    ],
+)
+def test_targets_that_a_model_is_slow_to_reach_are_said(targets: list[Any], said: str) -> None:
+    doubt = Labels.of(pl.Series("y", targets, strict=False), "mse").doubt
+    assert said in doubt
+    assert ("training may be slow" in doubt) == bool(said)
+
+
 def test_alignment_cuts_the_same_classes(folder: Path) -> None:
     table = pl.read_csv(folder / "bank.csv")
     table.with_columns(paid=pl.Series(["5%", "5 %", "12 %", "12%"] * (ROWS // 4))).write_csv(folder / "bank.csv")

@@ -16,6 +16,7 @@ from efvfl.config import run_file as configs
 from efvfl.config.run_file import RunConfig
 from efvfl.errors import EfvflError, LinkError
 from efvfl.network.align.aligned_rows import Aligned
+from efvfl.network.align.listing import TargetsOf
 from efvfl.network.align.party import AlignmentParty
 from efvfl.network.align.server import AlignmentServer
 from efvfl.network.links.connections import Hooks, ServerTimeouts
@@ -75,6 +76,7 @@ class Meeting:
         self.configs: dict[str, RunConfig] = {}  # of parties whose copy of the file differs
         self.kinds: dict[str, type[AlignmentParty]] = {}  # of parties that deviate
         self.members: dict[str, AlignmentParty] = {}
+        self.targets_of: TargetsOf | None = None  # of the label holder's table, where labels are shared
         self.server: AlignmentServer | None = None
         self.lives = dict.fromkeys(ids, 0)
         self._killed = killed
@@ -110,9 +112,11 @@ class Meeting:
 
     def serve(self) -> AlignmentServer:
         hooks = Hooks(self._events(""), partial(self._look, time.monotonic() + SECONDS))
-        return AlignmentServer(
+        made = AlignmentServer(
             self.config, self.ids[""], self.labels, self.folder / "server", TIMEOUTS, hooks, self.threads
         )
+        made.targets_of = self.targets_of
+        return made
 
     def _look(self, ends: float) -> None:
         assert time.monotonic() < ends, "this alignment hangs"

@@ -82,6 +82,10 @@ class Browser:
 
     def open(self, address: str) -> None:
         """Go to an address, and wait until all is loaded."""
+        self._go("about:blank")  # else the page before may still complain
+        self._go(address)
+
+    def _go(self, address: str) -> None:
         self.complaints, self.loaded, self._ready = [], [], False
         self._call("Page.navigate", url=address)
         end = time.monotonic() + TIMEOUT

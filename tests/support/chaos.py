@@ -33,7 +33,9 @@ class Campaign:
         self.outcomes: list[Outcome] = []
         self._allowed = allowed
         self._turns = ((case, seed + turn) for turn in itertools.count() for case in cases)
-        self._calm: dict[str, dict[str, Any]] = {c: {} if CASES[c].stale else lab.calm(c) for c in cases}
+        self._calm: dict[str, dict[str, Any]] = {
+            c: {} if CASES[c].stale or CASES[c].asynchronous else lab.calm(c) for c in cases
+        }
         self._lock = threading.Lock()
         self._errors: list[BaseException] = []
 

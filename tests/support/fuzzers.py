@@ -26,13 +26,14 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from mutations import mutated, odd_json
-from problems import classes, columns, problem
+from problems import ROWS, WIDTH, classes, columns, problem
 
-from efvfl import efvfl
+from efvfl import Agreement, Quorum, efvfl
 from efvfl.compress import QSGD, REGISTRY, Cast, RandK, TopK, TopKQSGD, decode
 from efvfl.config.run_file import RunConfig
 from efvfl.core.channel import send_exactly
 from efvfl.core.decision import Decision
+from efvfl.core.party import Party
 from efvfl.core.server import Server
 from efvfl.errors import EfvflError
 from efvfl.network import handshake
@@ -41,8 +42,11 @@ from efvfl.network.align.messages import POINT, TAG
 from efvfl.network.links import frame
 from efvfl.network.links.frame import Assembler, Frame, FrameKind, json_frame, pack
 from efvfl.network.predict.http_app import AccessControl, make_app, read_ids
-from efvfl.network.predict.prediction import Prediction, RowStatus
-from efvfl.network.training.questions import QuestionHandler, lacking, read_answer
+from efvfl.network.predict.prediction import Prediction
+from efvfl.network.training.column_answers import ColumnAnswers
+from efvfl.network.training.column_inquiry import ColumnList
+from efvfl.network.training.panel import RowOutcome
+from efvfl.network.training.questions import QuestionHandler, read_answer, read_held
 from efvfl.wire.message import Kind, Message
 from efvfl.wire.packet import Packet
 
@@ -158,6 +162,31 @@ def read_evaluation(data: bytes) -> None:
             evaluated().check("party1", Message.from_bytes(data), Message(kind, 0, {}, True))
 
 
+@cache
+def late_party() -> tuple[Party, dict[str, Any]]:
+    """Return a party with an open report, where reports may come late, and its state."""
+    run = problem(efvfl(TopK(0.3)), torch.float32, agreement=Agreement(asynchronous=Quorum(2, most_stale=3)))
+    party = run.parties["party1"]
+    party.handle(Message(Kind.BEGIN, 0))
+    return party, party.state_dict()
+
+
+def late_answers() -> list[Message]:
+    """Return valid answers to its report."""
+    packets = {1: send_exactly(torch.ones(ROWS, WIDTH))}
+    return [Message(Kind.LATE, 2, packets), Message(Kind.LATE, 4, packets, True)]
+
+
+def read_late(data: bytes) -> None:
+    """Have a party take an answer to a report that came late; it never skips more steps than were agreed on."""
+    party, state = late_party()
+    message = Message.from_bytes(data)
+    if message.kind == Kind.LATE:
+        party.load_state_dict(state)
+        party.handle(message)
+        assert 2 <= party.step == message.step <= 4
+
+
 # Frames, pieces and log entries.
 
 
@@ -208,6 +237,8 @@ class Answering:
 
     name = "bank"
     model = SimpleNamespace(represent=lambda rows, alone=False: rows)
+    plan = SimpleNamespace(presence=None)
+    noise = None
 
 
 @cache
@@ -218,10 +249,18 @@ def handler() -> QuestionHandler:
         columns=columns, ids={s: [f"{s}:{n}" for n in range(len(x))] for s, x in columns.items()}
     )
     party: Any = Answering()
-    return QuestionHandler(party, data)
+    data.encoder = None
+    return QuestionHandler(party, data, columns=ColumnAnswers(party, data, seed=1, tells_names=True))
 
 
-QUESTIONS: list[Any] = [{"split": "test", "start": 0, "stop": 5}, {"ids": ["train:1", "test:0"]}, {"ids": ["nobody"]}]
+QUESTIONS: list[Any] = [
+    {"split": "test", "start": 0, "stop": 5},
+    {"ids": ["train:1", "test:0"]},
+    {"ids": ["nobody", "test:0"]},
+    {"columns": "list"},
+    {"columns": 2, "split": "test", "rows": [0, 3, 4]},
+    {"columns": {"values": [[0.1, 0.0, 0.2]] * 3, "split": "test", "rows": 5, "metric": "auc"}},
+]
 
 
 @cache
@@ -231,10 +270,16 @@ def answers() -> list[bytes]:
 
 
 def read_answers(data: bytes) -> None:
-    """Read an answer about five rows, and one that says what is lacking."""
+    """Read an answer about five rows, one that says what is lacking, and one about columns."""
     with contextlib.suppress(EfvflError):
         assert read_answer("bank", data, 5, 3).shape == (5, 3)
-    assert all(0 <= place < 5 for place in lacking("bank", data, 5))
+    with contextlib.suppress(EfvflError):
+        found = ColumnList.read("bank", data)
+        assert len(found.names) in (0, found.count)
+    with contextlib.suppress(EfvflError):
+        places, rows = read_held("bank", data, 5, 3)
+        assert rows.shape == (5 - len(places), 3)
+        assert all(0 <= place < 5 for place in places)
 
 
 @cache
@@ -250,11 +295,13 @@ def read_hello(data: bytes) -> None:
     handshake.compare(hello(), Frame(FrameKind.HELLO, body=data).json())
 
 
+EVERYBODY = {"has": {"bank": "ff"}, "labels": [0] * 8, "weights": [None] * 8, "names": ["a"], "loss": "cross_entropy"}
+
 # What reads an alignment's questions and answers, and a valid example for each.
 ALIGNMENT: list[tuple[Callable[[bytes], object], bytes]] = [
     (
         lambda data: messages.ShardQuestion.read(messages.read_kind(data)[1]),
-        messages.ShardQuestion(bytes(messages.SALT), 9, 4, 3, [bytes(POINT), bytes(POINT)]).to_bytes(),
+        messages.ShardQuestion(bytes(messages.SALT), 9, 4, 3, bytes(2 * POINT)).to_bytes(),
     ),
     (lambda data: messages.read_points(data, 1, 2), messages.write_points(bytes(POINT), bytes(2 * POINT))),
     (
@@ -277,6 +324,14 @@ ALIGNMENT: list[tuple[Callable[[bytes], object], bytes]] = [
         lambda data: messages.SplitsPart.read(messages.read_kind(data)[1]),
         messages.SplitsPart(bytes(messages.SALT), bytes(TAG), 3, 0, b"\x00\x01\x02").to_bytes(),
     ),
+    (
+        lambda data: messages.NumbersPart.read(messages.read_kind(data)[1], 40),
+        messages.NumbersPart(bytes(messages.SALT), bytes(TAG), 1, (28, 6, 6), 0, [3, 7, 39]).to_bytes(),
+    ),
+    (
+        lambda data: messages.EverybodyPart.read(messages.read_kind(data)[1]),
+        messages.EverybodyPart(bytes(messages.SALT), bytes(TAG), 1, 0, 8, EVERYBODY).to_bytes(),
+    ),
 ]
 
 
@@ -298,7 +353,7 @@ class Predicting:
 
     def predict_cached(self, ids: list[str]) -> Prediction:
         """Return a prediction for every id."""
-        return Prediction(ids, [RowStatus()] * len(ids), {"prediction": [0] * len(ids)}, [[] for _ in ids])
+        return Prediction(ids, [RowOutcome("ok", ("bank",))] * len(ids), {"prediction": [0] * len(ids)})
 
     def health(self) -> dict[str, Any]:
         """Return that all is well."""
@@ -416,6 +471,7 @@ FUZZERS: tuple[Fuzzer, ...] = (
     Fuzzer("messages", lambda: mutated(_encoded(message_list())), read_message, 30),
     Fuzzer("decisions", lambda: mutated(_encoded(decisions())), read_decision),
     Fuzzer("evaluations", lambda: mutated(_encoded(evaluations())), read_evaluation),
+    Fuzzer("late-answers", lambda: mutated(_encoded(late_answers())), read_late),
     Fuzzer("frames", lambda: mutated([zlib.crc32(f).to_bytes(4, "little") + f for f in frames()]), read_frame),
     Fuzzer("sealed-frames", lambda: mutated(frames()), read_sealed_frame),
     Fuzzer(

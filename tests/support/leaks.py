@@ -1,9 +1,10 @@
 """Searches everything that was sent for what must not be in it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from efvfl import Federation, Message
@@ -42,22 +43,41 @@ def windows(values: Tensor, length: int = 4) -> list[bytes]:
 
 def find_leaks(tap: Tap) -> list[str]:
     """Return what was found: batches of labels, or four consecutive fusion parameters of any moment."""
-    data = b"\xfe\xdc".join(payload for _, _, payload in tap.payloads)
-    found = []
+    secrets: dict[bytes, str] = {}
+    for vector in tap.fusion:
+        secrets |= dict.fromkeys(windows(vector), "fusion parameters")
     for number, batch in enumerate(tap.label_batches):
         for dtype in (torch.uint8, torch.int64, torch.float32):
-            if len(batch) and batch.to(dtype).numpy().tobytes() in data:
-                found.append(f"labels of exchange {number} as {dtype}")
-    # All windows of all moments at once: look up the first four bytes, then compare the rest.
-    secrets: dict[bytes, set[bytes]] = {}
-    for vector in tap.fusion:
-        for window in windows(vector):
-            secrets.setdefault(window[:4], set()).add(window)
+            if len(batch):
+                secrets[batch.to(dtype).numpy().tobytes()] = f"labels of exchange {number} as {dtype}"
+    data = b"\xfe\xdc".join(payload for _, _, payload in tap.payloads)
+    return [f"{what} at byte {place:,}" for place, what in _occurrences(data, secrets)]
+
+
+HEAD = 8  # bytes of a secret that are looked up before the rest is compared
+
+
+def _occurrences(data: bytes, secrets: Mapping[bytes, str]) -> Iterator[tuple[int, str]]:
+    """Yield where any of the secrets is: all at once, by a table of what their first bytes hash to."""
+    by_head: dict[int, list[bytes]] = {}
+    for secret in secrets:
+        if len(secret) >= HEAD:
+            by_head.setdefault(int.from_bytes(secret[:HEAD], "little"), []).append(secret)
+        elif secret in data:
+            yield data.index(secret), secrets[secret]
+    heads = np.array(list(by_head), dtype="<u8")
+    table = np.zeros(1 << 20, dtype=bool)
+    table[_hashed(heads)] = True
     raw = np.frombuffer(data, dtype=np.uint8)
-    heads = np.lib.stride_tricks.as_strided(raw, (len(raw) - 3, 4), (1, 1)).copy().view("<u4").reshape(-1)
-    known = np.array([int.from_bytes(head, "little") for head in secrets], dtype="<u4")
-    for place in np.flatnonzero(np.isin(heads, known)):
-        for window in secrets[data[place : place + 4]]:
-            if data[place : place + len(window)] == window:
-                found.append(f"fusion parameters at byte {place:,}")
-    return found
+    for start in range(0, len(raw) - HEAD + 1, 1 << 20):
+        part = raw[start : start + (1 << 20) + HEAD - 1]
+        words = np.lib.stride_tricks.sliding_window_view(part, HEAD).copy().view("<u8").reshape(-1)
+        places = np.flatnonzero(table[_hashed(words)])
+        for place, word in zip((start + places).tolist(), words[places].tolist(), strict=True):
+            for secret in by_head.get(word, ()):
+                if data.startswith(secret, place):
+                    yield place, secrets[secret]
+
+
+def _hashed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    return (words * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(44)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from efvfl.network.align import messages, psi
 from efvfl.network.align.messages import POINT, SALT, TAG, AlignmentKind, Place, PlacesPart, ShardQuestion, SplitsPart
 from efvfl.network.align.party import AlignmentParty
@@ -13,6 +15,11 @@ from efvfl.network.align.same_list import ListChallenge
 from efvfl.network.links.frame import Frame, FrameKind
 
 Answer = Callable[[bytes], bytes]
+
+
+def points_in(data: bytes) -> list[bytes]:
+    """The points that follow each other."""
+    return [data[i : i + POINT] for i in range(0, len(data), POINT)]
 
 
 class Holder:
@@ -40,9 +47,9 @@ class Holder:
 
     def question(self, key: bytes | None = None, **changes: Any) -> ShardQuestion:
         """A question about the one shard that few ids need; decoys are at the end."""
-        asked = ShardQuestion(self.salt, len(self.ids), 1, 0, [])
+        asked = ShardQuestion(self.salt, len(self.ids), 1, 0, b"")
         if "points" not in changes:
-            entries = [*range(len(self.ids)), *[psi.NO_ID] * (psi.holder_points(len(self.ids), 1) - len(self.ids))]
+            entries = psi.filled(np.arange(len(self.ids), dtype=np.uint32), psi.holder_points(len(self.ids), 1))
             asked = replace(asked, points=blinded(key or new_key(), psi.texts_of(self.ids, entries)))
         return replace(asked, **changes)
 
@@ -51,9 +58,9 @@ class Holder:
         key = new_key()
         question = self.question(key)
         answer = self.ask(question.to_bytes())
-        own, both = messages.read_points(answer, len(self.party.ids), len(question.points))
-        places = {point: (0, place) for place, point in enumerate(multiply(key, own))}
-        return {name: places[point] for name, point in zip(self.ids, both, strict=False) if point in places}
+        own, both = messages.read_points(answer, len(self.party.ids), question.size)
+        places = {point: (0, place) for place, point in enumerate(points_in(multiply(key, own)))}
+        return {name: places[point] for name, point in zip(self.ids, points_in(both), strict=False) if point in places}
 
     def places(self, ids: Sequence[str], places: Sequence[Place], **changes: Any) -> PlacesPart:
         """A list of these ids in this order, with these places."""
@@ -95,7 +102,7 @@ def on_points(count: int, change: Callable[[list[bytes], list[bytes]], tuple[lis
 
     def changed(answer: bytes) -> bytes:
         body = answer[len(messages.write(AlignmentKind.BLINDED, count)) :]
-        every = [body[i : i + POINT] for i in range(0, len(body), POINT)]
+        every = points_in(body)
         own, both = change(every[:count], every[count:])
         return messages.write_points(b"".join(own), b"".join(both))
 
@@ -130,7 +137,7 @@ def own_rewritten(own: list[bytes], both: list[bytes]) -> tuple[list[bytes], lis
 
 def too_many(own: list[bytes], both: list[bytes]) -> tuple[list[bytes], list[bytes]]:
     """Bring more points than it said."""
-    return [*own, *blinded(new_key(), [b"+guess-1", b"+guess-2"])], both
+    return [*own, *points_in(blinded(new_key(), [b"+guess-1", b"+guess-2"]))], both
 
 
 def small_order(own: list[bytes], both: list[bytes]) -> tuple[list[bytes], list[bytes]]:

@@ -8,7 +8,7 @@ import functools
 import importlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
@@ -17,6 +17,7 @@ from random import Random
 from typing import Any, Literal
 
 import grpc
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +25,7 @@ from efvfl import Federation, Record
 from efvfl.config import run_file as configs
 from efvfl.config.run_file import RunConfig
 from efvfl.core.party import Party
+from efvfl.data.digits import NAMES
 from efvfl.errors import Interrupted, LinkError
 from efvfl.network import handshake
 from efvfl.network.identity import authority, certificates
@@ -72,6 +74,22 @@ def config(**changes: Any) -> RunConfig:
     return configs.read(RunConfig, base, "case")
 
 
+MISSING_ROWS = 80
+
+
+def with_missing_rows(folder: Path, **changes: Any) -> RunConfig:
+    """Such a run in which parties lack rows: the second has a tenth of them, and none of some batches."""
+    images, labels = (values[:MISSING_ROWS] for values in _digits.load_digits())
+    has = np.random.default_rng(1).random((MISSING_ROWS, 4)) < (0.8, 0.1, 1.0, 0.5)
+    quarters = [images[:, r : r + 4, c : c + 4].reshape(-1, 16) / 16 for r in (0, 4) for c in (0, 4)]
+    columns = {name: np.where(has[:, [k]], x, np.nan) for k, (name, x) in enumerate(zip(NAMES, quarters, strict=True))}
+    folder.mkdir(exist_ok=True)
+    arrays: dict[str, Any] = {"y": labels, **columns}
+    np.savez(folder / "missing.npz", **arrays)
+    data = {"name": "npz", "path": str(folder / "missing.npz"), "subset": 0, "validation": 0.2, "test": 0.2}
+    return config(**{"batch_size": 10, **changes, "data": data | changes.get("data", {})})
+
+
 def own_copy(config: RunConfig, name: str) -> RunConfig:
     """The file as one participant has it: without the others' private seeds and limits."""
     parties = tuple(p if p.name == name else configs.PartyConfig(p.name, p.model, p.data) for p in config.party)
@@ -117,13 +135,13 @@ def outcome(records: list[Record], server: Any, parties: Mapping[str, Party], le
     )
 
 
-def federation(config: RunConfig) -> Federation:
-    return make_federation(config, load_data(config, Path()))
+def federation(config: RunConfig, arrivals: Sequence[Collection[str]] = ()) -> Federation:
+    return make_federation(config, load_data(config, Path()), arrivals=arrivals)
 
 
-def reference(config: RunConfig) -> Outcome:
-    """Train in one process, without any network."""
-    made = federation(config)
+def reference(config: RunConfig, arrivals: Sequence[Collection[str]] = ()) -> Outcome:
+    """Train in one process, without any network; `arrivals`: with the reports at every step that came then."""
+    made = federation(config, arrivals)
     records = list(made.train(config.epochs, watching(config).every, gradient=False))
     own = {}
     for name in made.parties:
@@ -218,10 +236,10 @@ class Ready:
     about: dict[str, Any]
 
 
-def ready(config: RunConfig, name: str, folder: Path = Path()) -> Ready:
-    """Build a party from its own copy of the file. In the main thread."""
+def ready(config: RunConfig, name: str, folder: Path = Path(), home: Path | None = None) -> Ready:
+    """Build a party from its own copy of the file. In the main thread. `home` has its list of aligned rows."""
     config = own_copy(config, name)
-    holding = participant_data.load(config, folder, name)
+    holding = participant_data.load(config, folder, name, home)
     party = build.build_party(config, build.make_plan(config, holding), holding, name)
     return Ready(config, holding, party, holding.about(config, name))
 
@@ -233,7 +251,7 @@ def member(made: Ready, folder: Path) -> PartyProcess:
         made.party,
         folder,
         made.about,
-        questions.QuestionHandler(made.party, made.holding, limits.train_rows),
+        questions.QuestionHandler.allowed(made.party, made.holding, made.config, folder),
         limits,
         CheckpointPolicy(made.config.network),
         handshake.own_model(made.config, made.party.name),
@@ -284,7 +302,9 @@ class Network:
         self.serve()
         assert self.serving is not None
         self.names: list[str] = list(self.serving.requests.names)
-        self.spare: dict[str, list[Ready]] = {name: [ready(config, name) for _ in range(lives)] for name in self.names}
+        self.spare: dict[str, list[Ready]] = {
+            name: [ready(config, name, home=self._home(name)) for _ in range(lives)] for name in self.names
+        }
         if transport == "mtls":
             authority.make(folder / "certs", [certificates.SERVER, *self.names])
         if transport not in ("memory", "faulty"):
@@ -303,12 +323,17 @@ class Network:
         if self._listening is not None:
             self._listening.stop(0).wait()
 
+    def _home(self, name: str) -> Path | None:
+        """Where a participant's list of aligned rows is, if it has one, or the draw of its labels."""
+        draws = name == "server" and self.config.protect.releases
+        return self.folder / name if draws or (self.folder / name / "alignments").exists() else None
+
     # The server.
 
     def serve(self) -> ServerProcess:
         """Start the server in its folder, or go on there."""
         config, fate = own_copy(self.config, ""), self.fates("")
-        holding = participant_data.load(config, Path(), "")
+        holding = participant_data.load(config, Path(), "", self._home("server"))
         serving = ServerProcess(config, holding, self.folder / "server", self.timeouts, Hooks(fate.event, self._look))
         fate.follow(serving, serving.requests.stopping)
         self.serving = serving

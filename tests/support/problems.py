@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from efvfl import Agreement, Federation, Link, Method, Optimizer, Setup, TopK, Training, federate, svfl
-from efvfl.core.memory import ErrorFeedback
 
 Labels = Literal["private", "shared"]
 ROWS, COLUMNS, WIDTH, CLASSES = 60, (5, 3, 4), 4, 3
@@ -28,7 +27,7 @@ def classes(x: list[Tensor], seed: int = 1) -> Tensor:
 
 def local_models(dtype: torch.dtype = torch.float64, seed: int = 2) -> list[nn.Module]:
     """Different for every party: one has a hidden layer."""
-    torch.manual_seed(seed)
+    _seed(seed)
     models: list[nn.Module] = [
         nn.Sequential(nn.Linear(COLUMNS[0], WIDTH), nn.Sigmoid()),
         nn.Sequential(nn.Linear(COLUMNS[1], 6), nn.Tanh(), nn.Linear(6, WIDTH)),
@@ -38,7 +37,7 @@ def local_models(dtype: torch.dtype = torch.float64, seed: int = 2) -> list[nn.M
 
 
 def head(combine: str = "mean", dtype: torch.dtype = torch.float64, seed: int = 3) -> nn.Module:
-    torch.manual_seed(seed)
+    _seed(seed)
     return nn.Linear(WIDTH * (3 if combine == "concat" else 1), CLASSES).to(dtype)
 
 
@@ -55,7 +54,7 @@ def problem(method: Method | None = None, dtype: torch.dtype = torch.float64, **
         method = replace(method, down=Link())
     if method and (shared is None or shared.fusion != "compress"):
         method = replace(method, fusion=Link())
-    elif method and method.fusion == Link():
+    elif method and not method.compresses_fusion:
         method = replace(method, fusion=Link(TopK(0.5), method.up.memory))
     given: dict[str, Any] = {
         "features": x,
@@ -94,7 +93,7 @@ def memories(federation: Federation) -> list[list[Tensor]]:
     links: list[list[Tensor]] = []
 
     def add(*channels: Any) -> None:
-        copies = [c.memory.g for c in channels if c is not None and isinstance(c.memory, ErrorFeedback)]
+        copies = [c.memory.g for c in channels if c is not None and c.memory.keeps]
         if copies:
             links.append(copies)
 
@@ -119,6 +118,11 @@ def close(left: list[Tensor], right: list[Tensor], tolerance: float = 1e-12) -> 
     return len(left) == len(right) and all(
         torch.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in zip(left, right, strict=True)
     )
+
+
+def _seed(seed: int) -> None:
+    """Seed what models are drawn from; `torch.manual_seed` notes the whole stack for each kind of device besides."""
+    torch.default_generator.manual_seed(seed)
 
 
 def copies(modules: list[nn.Module]) -> list[nn.Module]:

@@ -23,6 +23,10 @@ COMPRESSORS: dict[str, Settings] = {
     "cast": {},
     "topk_qsgd": {"ratio": 0.5},
     "uniform": {"levels": 2},
+    "natural": {},
+    "low_rank": {"rank": 1},
+    "columns": {"bits": 2},
+    "random_topk": {"ratio": 0.5, "others": 0.3},
 }
 SHARED: Settings = {"labels": "shared"}
 

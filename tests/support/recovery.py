@@ -26,6 +26,13 @@ MODES: dict[str, dict[str, Any]] = {
         "optimizer": {"name": "SGD", "lr": 0.3, "momentum": 0.9},
     },
     "label-holder": {"label_holder": "right"},
+    "noisy": {
+        "protect": {"visits": {"noise": 1.0}},
+        "party": [{"name": "left", "protect": {"clip": 1.0, "noise": 0.5}, "private_seed": 5}],
+        "private_seed": 6,
+        "evaluation": "compressed",
+        "agreement": {"cached": {"steps": 1}},
+    },
     "exact": {"method": {"compressor": {"name": "topk", "ratio": 0.2}, "start": "exact"}, "batch_order": "independent"},
     "pipelined": {
         "agreement": {"pipeline": True},
@@ -120,7 +127,7 @@ class FrameFate(Fate):
 
 
 def disturbed(run: RunConfig, folder: Path, who: str, fate: Fate) -> Outcome:
-    with Network(run, folder, lives=2, fates=Fates(who, fate)) as network:
+    with Network(run, folder, lives=2 if who else 1, fates=Fates(who, fate)) as network:
         return network.run()
 
 

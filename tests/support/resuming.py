@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from efvfl import QSGD, Agreement, Federation, Message, Method, Optimizer, SharedLabels, TopK, cvfl, efvfl
+from efvfl.cli import quick_start
 from efvfl.util import checkpoint
 
 STEPS = 11
@@ -85,6 +86,7 @@ def fingerprint(run: Federation, start: int) -> str:
 
 def go_on(case: str, state: Path, start: int, out: Path) -> None:
     """Go on from a saved state in a process that has not seen the run, and leave the fingerprint."""
+    quick_start.without_compiler()
     torch.set_num_threads(1)
     run = federation(case)
     run.load_state_dict(checkpoint.load(state))

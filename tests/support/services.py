@@ -26,6 +26,7 @@ from efvfl.network.links.frame import Frame, FrameKind
 from efvfl.network.predict import http_app, http_server
 from efvfl.network.predict.batcher import PredictionBatcher, ServiceSettings
 from efvfl.network.predict.places import PlaceLimits
+from efvfl.network.predict.renewed_tls import RenewedTls
 from efvfl.network.predict.request_log import RequestLog
 
 FILE = """
@@ -45,10 +46,10 @@ AWAY = "top-right"
 class Trained:
     """A federation after its training: its folders, and the same network in one process."""
 
-    def __init__(self, folder: Path, label_holder: str = "") -> None:
+    def __init__(self, folder: Path, label_holder: str = "", subsets: str = "off") -> None:
         self.folder = folder
         self.file = folder / "fed.toml"
-        self.file.write_text(f'label_holder = "{label_holder}"\n{FILE}')
+        self.file.write_text(f'label_holder = "{label_holder}"\n{FILE}agreement = {{ subsets = "{subsets}" }}\n')
         self.config: RunConfig = configs.load(self.file)
         self.whole: Federation = networks.federation(self.config)
         list(self.whole.train(1, gradient=False))
@@ -62,8 +63,8 @@ class Trained:
         places = [(split, int(number)) for split, _, number in (i.partition(":") for i in ids)]
         return [torch.stack([self.whole.splits[s].features[k][n] for s, n in places]) for k in range(len(NAMES))]
 
-    def shares(self, ids: list[str]) -> Tensor:
-        return torch.softmax(self.whole.predict(self.columns(ids)).double(), dim=1)
+    def shares(self, ids: list[str], present: list[str] | None = None) -> Tensor:
+        return torch.softmax(self.whole.predict(self.columns(ids), present).double(), dim=1)
 
 
 class Running:
@@ -83,13 +84,14 @@ class Running:
         serving = self.network.serving
         assert serving is not None
         assert serving.finished
-        self.asked: list[tuple[str, list[str]]] = []  # questions by party
+        self.asked: list[tuple[str, list[str]]] = []  # questions by party; one that is repeated on its way counts once
+        self._numbers: set[tuple[str, int]] = set()  # of these
         serving.requests.hooks = replace(serving.requests.hooks, on_frame=self._on_frame)
         self.batcher = PredictionBatcher(serving, settings)
         self.certs = trained.folder / "certs"
         server = self.certs / "server"
         self.access = http_app.AccessControl(TOKEN, names)
-        tls = http_server.tls_context(
+        tls = RenewedTls(
             server.with_suffix(".crt"), server.with_suffix(".key"), self.certs / "ca.crt" if names else None
         )
         self.log = RequestLog(folder)
@@ -105,7 +107,8 @@ class Running:
         self.clients: list[httpx.Client] = []
 
     def _on_frame(self, name: str, direction: str, frame: Frame) -> None:
-        if frame.kind == FrameKind.ASK:
+        if frame.kind == FrameKind.ASK and (name, frame.number) not in self._numbers:
+            self._numbers.add((name, frame.number))
             self.asked.append((name, json.loads(frame.body).get("ids", [])))
 
     def client(self, token: str = TOKEN, certificate: str = "") -> httpx.Client:

@@ -1,7 +1,8 @@
 """Commands of efvfl in processes of their own, and the warm context that they are forked from.
 
 A new interpreter needs several seconds to load torch and scikit-learn. These processes are forked from one that has
-loaded them and has done nothing else: each costs a tenth of a second and is as separate as any other.
+loaded them and has done nothing else: each costs a tenth of a second and is as separate as any other. What runs in them
+asks for `quick_start.without_compiler`, as commands do: torch's compiler takes as long as all the rest.
 """
 
 import json
@@ -24,8 +25,7 @@ WARM = multiprocessing.get_context("forkserver")
 WARM.set_forkserver_preload(
     [
         "pytest",
-        "torch._dynamo",
-        "sklearn.datasets",
+        "sklearn.metrics",
         "efvfl.cli.sessions.serve",
         "efvfl.cli.sessions.join",
         "efvfl.runs.build",
@@ -38,8 +38,10 @@ def run_command(arguments: list[str], folder: Path | None, out: Path, errors: Pa
     """Run the command line in this process, which does nothing else."""
     import torch
 
+    from efvfl.cli import quick_start
     from efvfl.cli.main import main
 
+    quick_start.without_compiler()
     torch.set_num_threads(1)
     for path, number in ((out, 1), (errors, 2)):
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -52,9 +54,11 @@ def run_command(arguments: list[str], folder: Path | None, out: Path, errors: Pa
 
 def run_sweep(file: Path, out: Path) -> None:
     """Run an experiment in this process, with a checkpoint after every record."""
+    from efvfl.cli import quick_start
     from efvfl.experiments import jobs
     from efvfl.experiments.experiment_file import load
 
+    quick_start.without_compiler()
     jobs.CHECKPOINT_SECONDS = 0.0
     for job in load(str(file)).jobs():
         jobs.run_job(job, out)

@@ -15,6 +15,7 @@ from problems import columns, everything, problem
 from torch import Tensor, nn
 
 from efvfl import Agreement, CachedSteps, Federation, Optimizer, SharedLabels, TopK, efvfl
+from efvfl.cli import quick_start
 from efvfl.cli.main import main
 from efvfl.core.block import Block
 from efvfl.core.local_model import PlainModel
@@ -230,6 +231,7 @@ SCENES: dict[str, Callable[[], Any]] = {
 
 def play(rank: int, ports: list[int], folder: Path) -> None:
     """Be one worker in all scenes, one after another, and leave what came of them in a file."""
+    quick_start.without_compiler()
     torch.set_num_threads(1)
     found = {}
     for (name, scene), port in zip(SCENES.items(), ports, strict=True):

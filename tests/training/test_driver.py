@@ -13,6 +13,7 @@ from efvfl.compress import Compressor, Identity
 from efvfl.core.absence import Attendance
 from efvfl.core.channel import Channel
 from efvfl.errors import ProtocolError
+from efvfl.training.arrivals import Enough
 from efvfl.training.driver import Driver
 from efvfl.training.record import Observation
 from efvfl.training.schedule import Schedule
@@ -75,7 +76,7 @@ class LosesTheReportsOf(LocalTransport):
         super().__init__(parties)
         self.lost = step
 
-    def collect(self) -> dict[str, Message]:
+    def collect(self, enough: Enough | None = None) -> dict[str, Message]:
         replies = super().collect()
         return {name: reply for name, reply in replies.items() if (reply.kind, reply.step) != (Kind.REPORT, self.lost)}
 

@@ -1,5 +1,6 @@
 """Training that is ended where it stands: as if that step were the last, in one process and over a network."""
 
+import json
 import os
 import signal
 import threading
@@ -9,14 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from networks import Fate, Network, assert_same, config, federation, outcome
 from torch import equal
+from warm_processes import Process
 
 from efvfl import Federation, Record, train
 from efvfl.cli.main import main
 from efvfl.config.run_file import RunConfig
 from efvfl.runs import run_folder
+from efvfl.runs.status_file import STATUS
 from efvfl.training.schedule import Schedule
 from efvfl.training.stopping import ending
 from efvfl.util.finish_request import NAME, ask, finish_on_signal
@@ -132,8 +136,59 @@ def test_a_signal_asks_for_the_same_and_nobody_is_asked_in_vain(
     assert "nobody has taken the request" in capsys.readouterr().err
     assert not list((tmp_path / "idle").iterdir())
     assert main(["finish", str(tmp_path / "none")]) == 2
+    for folder, how in (("out", "has finished"), ("killed", "was killed")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        if folder == "killed":
+            status = json.loads((tmp_path / "out" / STATUS).read_text()) | {"stage": "running", "born": "long ago"}
+            (tmp_path / folder / STATUS).write_text(json.dumps(status))
+        capsys.readouterr()
+        assert main(["finish", str(tmp_path / folder)]) == 2  # at once
+        assert f"the last process there {how}" in capsys.readouterr().err
     ask(tmp_path / "idle")  # left behind: a run that begins afresh is not asked
     assert not any(record.asked for record in train(replace(run(), epochs=2), tmp_path / "idle"))
+
+
+FEDERATION = """
+epochs = 1_000_000
+batch_size = 50
+[data]
+path = "labels.npz"
+[[party]]
+name = "north"
+data = { path = "north.npz" }
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["command", "signal"])
+def test_so_does_the_server_of_a_federation(how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "north.npz", x=rng.normal(size=(60, 3)).astype(np.float32))
+    np.savez(tmp_path / "labels.npz", y=rng.integers(0, 2, 60))
+    (tmp_path / "fed.toml").write_text(FEDERATION)
+    words, folder = ("fed.toml", "--insecure", "--status", "json"), tmp_path / "runs" / "fed" / "server"
+    serve = Process(tmp_path, "serve", *words, "--address", "127.0.0.1:0")
+    north = Process(tmp_path, "join", *words, "--address", f"127.0.0.1:{serve.port()}", "--party", "north")
+    try:
+        while not (folder / "records.jsonl").exists():
+            assert serve.running, serve.end().errors
+            time.sleep(0.01)
+        if how == "command":
+            assert main(["finish", str(folder), "--wait", "300"]) == 0
+            assert "It ends with the step under way" in capsys.readouterr().out
+        else:
+            os.kill(serve.pid, signal.SIGUSR1)
+        assert serve.end().code == 0, serve.errors
+        assert north.end().code == 0, north.errors
+    finally:
+        for process in (serve, north):
+            process.kill()
+    last = Record.from_json((folder / "records.jsonl").read_text().splitlines()[-1])
+    assert last.asked
+    assert last.validation
+    assert f"Finished as asked after {last.step:,} steps" in serve.out
+    assert f"Done after {last.step:,} steps" in north.out
+    assert run_folder.load_outputs(folder)  # there is a model, and what a report needs
 
 
 def reference(chosen: RunConfig, step: int) -> Any:

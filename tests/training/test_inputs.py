@@ -224,7 +224,7 @@ def test_knobs_of_the_wrong_kind_are_refused() -> None:
         (
             cvfl(TopK(0.1)),
             Agreement(memory_dtype="bfloat16"),
-            "memory_dtype does not go with a method without a memory",
+            "memory_dtype does not go with a method without surrogates",
         ),
     ],
 )

@@ -11,7 +11,9 @@ from torch import Tensor
 from efvfl import Agreement, Federation, Optimizer, TopK, efvfl
 from efvfl.core.fusion import Fusion
 from efvfl.errors import ConfigError
+from efvfl.training import measure
 from efvfl.training.values import ORDERS, Game, ScoredRows, party_values
+from efvfl.util.rng import derive, permutation
 
 NAMES = ("bank", "telco", "shop")
 X = dict(zip(NAMES, columns(), strict=True))
@@ -78,8 +80,8 @@ def test_held_out_rows_by_messages_are_over_those_present_and_saved(few: bool) -
         ours, theirs = party.evaluation.channel.memory, evaluation.channels[name].memory
         rows = int(has[:, NAMES.index(name)].sum())
         if name != "bank":  # which sits next to the server and sends exactly
-            assert ours.g.shape == (rows, 4)  # type: ignore[attr-defined]
-            assert torch.equal(ours.g, theirs.g)  # type: ignore[attr-defined]
+            assert ours.g.shape == (rows, 4)
+            assert torch.equal(ours.g, theirs.g)
     output = run.predict(*validation[:1])
     assert last.validation["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(output, validation[1])))
 
@@ -146,6 +148,27 @@ def test_a_model_that_was_trained_for_all_together_refuses_subsets() -> None:
         sampled.party_values()
 
 
+def test_a_subset_that_nothing_was_trained_for_is_refused() -> None:
+    """Without sampling that is all but those that were present together; with it, subsets of these are fine."""
+    mask = torch.arange(ROWS) < 20
+    never_both = {"telco": mask, "shop": ~mask}
+    for subsets in ("off", "sampled"):
+        run = problem(features=X, present=never_both, agreement=Agreement(subsets=subsets))
+        assert run.predict(X, present=["bank", "shop"]).shape == (ROWS, CLASSES)
+        with pytest.raises(ConfigError, match=r"got 60 rows that it was not trained for, .* one of bank, telco, shop"):
+            run.predict(X)
+        if subsets == "sampled":
+            run.predict(X, present=["bank"])
+        else:
+            with pytest.raises(ConfigError, match="such as one of bank alone: leave these out, or train with"):
+                run.predict(X, present=["bank"])
+
+
+def test_what_a_report_shows_of_held_out_rows_is_over_those_present(trained: Federation) -> None:
+    held = holed(dict(zip(NAMES, columns(seed=9), strict=True)), HAS.flip(0))
+    assert torch.equal(trained.held_out_output("validation"), trained.predict(held))
+
+
 def test_sampling_makes_subsets_predict_better_than_they_do_without() -> None:
     """Trained with all rows of all, and then asked to predict alone."""
     found = []
@@ -155,10 +178,9 @@ def test_sampling_makes_subsets_predict_better_than_they_do_without() -> None:
         options: dict[str, Any] = {"optimizer": Optimizer("Adam", {"lr": 0.02}), "batch_size": 20, "present": present}
         run = problem(features=X, agreement=Agreement(subsets=subsets), **options)
         run.fit(60, observe_every=60)
-        losses = [
-            float(torch.nn.functional.cross_entropy(run.predict(X, present=[name]), Y)) for name in ("bank", "telco")
-        ]
-        found.append(sum(losses))
+        alone = [torch.tensor([[k == place for k in range(3)]] * ROWS) for place in (0, 1)]
+        outputs = [measure.predict(run.models, run.fusion, list(X.values()), mask) for mask in alone]
+        found.append(sum(float(torch.nn.functional.cross_entropy(output, Y)) for output in outputs))
     assert found[1] < found[0] - 0.1
 
 
@@ -224,3 +246,34 @@ def test_values_of_many_parties_are_estimated_from_orders() -> None:
     assert [found.values[name].value for name in names] == pytest.approx(weights.tolist())
     total = sum(estimate.value for estimate in found.values.values())
     assert total == pytest.approx(found.subsets[tuple(names)].value - found.subsets[()].value)
+
+
+def test_column_values_equal_loops_over_rows(trained: Federation) -> None:
+    """A column's values in the order that follows from the seed, at the rows that the party has; all else by hand."""
+    split, place, seed = trained.splits["validation"], 2, 5
+    assert split.present is not None
+    own = split.present[:, place].nonzero().flatten().tolist()
+    order = permutation(derive(seed, "column", "validation", "1"), len(own), 0, len(own)).tolist()
+
+    def accuracy(moved: bool) -> float:
+        right = 0
+        for i in range(len(split.labels)):
+            here = [k for k in range(3) if bool(split.present[i, k])]  # type: ignore[index]
+            rows = {k: split.features[k][i].clone() for k in here}
+            if moved and place in rows:
+                rows[place][1] = split.features[place][own[order[own.index(i)]]][1]
+            output = trained.fusion.head(torch.stack([trained.models[k](x) for k, x in rows.items()]).mean(0))
+            right += int(output.argmax()) == int(split.labels[i])
+        return right / len(split.labels)
+
+    found = trained.column_values(seeds={"shop": seed}, resamples=10)
+    assert {name: list(columns) for name, columns in found.items()} == {
+        name: [str(i) for i in range(x.shape[1])] for name, x in X.items()
+    }
+    assert found["shop"]["1"].value == pytest.approx(accuracy(False) - accuracy(True), abs=1e-12)
+    assert found["shop"]["1"].low <= found["shop"]["1"].high
+    both = trained.column_values({"bank": {"both": [0, 1]}}, resamples=0)
+    assert list(both) == ["bank"]
+    assert both["bank"]["both"].value != found["bank"]["0"].value
+    with pytest.raises(ConfigError, match="columns: expected names of the parties"):
+        trained.column_values({"bnak": {}})

@@ -15,9 +15,23 @@ from efvfl import Federation, Method, Optimizer, TopK, cvfl, efvfl, svfl
 from efvfl.errors import CheckpointError
 from efvfl.util import checkpoint as checkpoints
 
+# After the first step: each start of memories and way of the fusion model, all rows, and windows.
+EARLY = (
+    "private",
+    "private-all-rows",
+    "private-exact-start",
+    "private-mean-start",
+    "relay-send",
+    "aggregate-compress",
+    "pipelined-direct",
+    "window-replicate",
+)
 
-@pytest.mark.parametrize("stop", [pytest.param(1, marks=pytest.mark.slow), 6])
-@pytest.mark.parametrize("case", CASES)
+
+@pytest.mark.parametrize(
+    ("case", "stop"),
+    [*((case, 6) for case in CASES), *(pytest.param(case, 1, marks=pytest.mark.slow) for case in EARLY)],
+)
 def test_going_on_in_a_new_object_equals_not_stopping(case: str, stop: int, tmp_path: Path) -> None:
     run = federation(case)
     for _ in range(stop):
@@ -87,7 +101,7 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
     direct = problem(cvfl(TopK(0.2)), batch_size=16)
     with pytest.raises(CheckpointError, match="no memory"):
         feedback.load_state_dict(state(cvfl(TopK(0.2))))
-    with pytest.raises(CheckpointError, match="compresses directly"):
+    with pytest.raises(CheckpointError, match=r"memory .direct. has none"):
         direct.load_state_dict(state(efvfl(TopK(0.2))))
     with pytest.raises(CheckpointError, match="another start"):
         feedback.load_state_dict(state(efvfl(TopK(0.2), start="exact")))

@@ -9,8 +9,23 @@ import torch
 from problems import classes, columns, head, local_models, problem
 from torch import nn
 
-from efvfl import QSGD, Agreement, Optimizer, Record, SharedLabels, TopK, Training, cvfl, efvfl, federate, svfl
+from efvfl import (
+    QSGD,
+    Agreement,
+    Identity,
+    Method,
+    Optimizer,
+    Record,
+    SharedLabels,
+    TopK,
+    Training,
+    cvfl,
+    efvfl,
+    federate,
+    svfl,
+)
 from efvfl.core.block import Block
+from efvfl.core.channel import codec_seconds
 from efvfl.core.losses import LOSSES, lookup
 from efvfl.training.measure import Split, evaluate, gradient, squared_norm
 from efvfl.wire.ledger import Ledger
@@ -85,6 +100,32 @@ def test_the_distortion_of_the_next_report_is_what_the_next_report_leaves() -> N
                 foretold = federation.distortion()
                 federation.transport.post(federation.server.begin())
                 assert federation.distortion() == pytest.approx(foretold, rel=1e-12, abs=1e-20)
+
+
+@pytest.mark.parametrize("method", [efvfl(Identity(), fusion=TopK(0.5)), cvfl(Identity(), fusion=TopK(0.5))])
+def test_a_compressed_fusion_model_is_block_0_of_the_distortion(method: Method) -> None:
+    """Nothing else is compressed here, so that D_0 is all of D: it was left out, and D was 0."""
+    federation = problem(method, agreement=Agreement(SharedLabels(fusion="compress")))
+    [record] = federation.fit(1)
+    x0 = torch.cat([p.detach().reshape(-1) for p in federation.fusion.parameters()])
+    before = getattr(federation.server.label_mode, "sender").channel.memory  # noqa: B009  (of one label mode)
+    foretold = record.distortion
+    assert record.distortions["block 0"] == pytest.approx(foretold)
+    assert foretold == federation.distortion() > 0
+    assert all(record.distortions[name] < 1e-25 for name in federation.parties)
+    held = before.g.clone() if method.name == "efvfl" else torch.zeros_like(x0)
+    change = x0 - held
+    kept = change.abs().argsort(descending=True)[: len(change) // 2]
+    by_hand = float(change.square().sum() - change[kept].square().sum())
+    assert foretold == pytest.approx(by_hand, rel=1e-9)
+    assert Record.from_json(record.to_json()).distortions == record.distortions
+
+
+def test_a_fusion_model_that_is_sent_whole_has_no_distortion() -> None:
+    federation = problem(efvfl(TopK(0.5)), agreement=Agreement(labels="shared"))
+    [record] = federation.fit(1)
+    assert list(record.distortions) == list(federation.parties)
+    assert sum(record.distortions.values()) == record.distortion > 0
 
 
 def test_direct_compression_is_measured_on_what_it_would_send() -> None:
@@ -310,3 +351,15 @@ def test_a_diverged_run_says_whose_block_and_when() -> None:
     )
     with pytest.raises(ValueError, match=r"cannot be sent.*only finite numbers"):
         run.fit(5)
+
+
+@pytest.mark.parametrize("wire", [False, True])
+def test_time_in_codecs_is_counted_at_both_ends_and_in_both_directions(wire: bool) -> None:
+    ends = problem(efvfl(TopK(0.5), down=QSGD(4)), wire=wire)
+    ends.step()
+    at_server = {id(channel): channel for channel in ends.server.every_channel()}
+    assert len(at_server) == 2 * len(ends.parties)
+    assert all(channel.seconds > 0 for channel in at_server.values())  # those that only receive, too
+    for party in ends.parties.values():
+        assert party.up.seconds > 0
+        assert codec_seconds([party.up, party.up]) == party.up.seconds

@@ -21,18 +21,23 @@ from efvfl.compress import (
     QSGD,
     REGISTRY,
     Cast,
+    Columns,
     Identity,
+    LowRank,
+    Natural,
     RandK,
+    RandomTopK,
     Sign,
     TopK,
     TopKQSGD,
     Uniform,
+    columns,
     decode,
     positions,
     symbols,
     uniform,
 )
-from efvfl.compress.base import MAX_ENTRIES
+from efvfl.compress.base import MAX_ENTRIES, as_table
 from efvfl.core.channel import unpack
 from efvfl.errors import ProtocolError, WireError
 from efvfl.wire.message import MAX_PACKETS, Kind, Message
@@ -54,6 +59,15 @@ def _samples() -> list[Packet]:
     compressors = [cls() for cls in REGISTRY.values()]
     compressors += [TopK(0.7), TopK(1.0), RandK(1.0), QSGD(1), QSGD(8), QSGD(16), Cast("bf16"), TopKQSGD(0.5, 8)]
     compressors += [Uniform(1), Uniform(3, "row"), Uniform(2, "clip"), Uniform(1, "row", rounding="random")]
+    compressors += [
+        Columns(2),
+        Columns(6),
+        LowRank(1, levels=1),
+        LowRank(3),
+        Natural("nearest"),
+        RandomTopK(0.6, others=0.3),
+        RandomTopK(k=1, per="row"),
+    ]
     found = []
     for compressor in compressors:
         for dtype, shape in ((F4, (5, 8)), (F8, (3,)), (F4, (2, 3, 4)), (F4, (0, 4)), (F4, (150,))):
@@ -106,6 +120,46 @@ def _uniform_again(packet: Packet) -> bytes:
     return start + scales + symbols.encode(symbols.decode(reader, packet.entries, levels), levels)
 
 
+def _natural_again(packet: Packet) -> bytes:
+    reader = Reader(packet.body)
+    start = reader.take(3, "rounding and largest exponent")
+    span = reader.number("span")
+    told = symbols.encode(symbols.decode(reader, packet.entries, span), span) if span else b""
+    return start + number(span) + told
+
+
+def _columns_again(packet: Packet) -> bytes:
+    reader = Reader(packet.body)
+    size = reader.take(packet.dtype.itemsize, "size")
+    if not any(size):
+        return size
+    rows, count = as_table(packet.shape)
+    classes = symbols.decode(reader, count, columns._CLASSES)
+    told = symbols.encode(classes, columns._CLASSES)
+    for where, largest in ((classes == 0, columns.PARTS * columns.LARGEST), (classes > 0, columns.LARGEST)):
+        if where.any():
+            told += symbols.encode(symbols.decode(reader, int(where.sum()), largest), largest)
+    for each in np.unique(classes[classes > 0]).tolist():
+        count = rows * int((classes == each).sum())
+        told += symbols.encode(symbols.decode(reader, count, (1 << each) - 1), (1 << each) - 1)
+    return size + told
+
+
+def _low_rank_again(packet: Packet) -> bytes:
+    reader = Reader(packet.body)
+    rank = reader.number("rank")
+    if rank == 0:
+        return number(0)
+    levels, form = reader.number("levels"), reader.byte("form")
+    told = number(rank) + number(levels) + bytes((form,)) + reader.take(6, "exponent and size")
+    rows, count = as_table(packet.shape)
+    if form:
+        told += reader.take(4 * rank * max(rows, count), "long factor")
+    for side in (min(rows, count),) if form else (max(rows, count), min(rows, count)):
+        told += symbols.encode(symbols.decode(reader, rank * side, levels), levels)
+    return told
+
+
 # What a body says, written anew: an accepted body must be the only way to say it.
 AGAIN: dict[str, Callable[[Packet], bytes]] = {
     "identity": lambda packet: decode(packet).tobytes(),
@@ -116,6 +170,10 @@ AGAIN: dict[str, Callable[[Packet], bytes]] = {
     "cast": lambda packet: packet.body[:3] + np.frombuffer(packet.body, "<u2", packet.entries, 3).tobytes(),
     "topk_qsgd": _topk_qsgd_again,
     "uniform": _uniform_again,
+    "natural": _natural_again,
+    "low_rank": _low_rank_again,
+    "columns": _columns_again,
+    "random_topk": _topk_again,
 }
 NAMES = {cls.code: name for name, cls in REGISTRY.items()}
 
@@ -260,6 +318,12 @@ def test_the_encoding_is_fixed() -> None:
         Cast("fp16"): "050202041300f4ff006800f20000006c007000e4007400ee",
         Cast("bf16"): "0502020413010300803dc0be0000003e803e00bd003f40be",
         TopKQSGD(0.5, 2): "060202040b0400d2030120a53fff6105",
+        RandomTopK(0.5, others=0.3): "0902020413040072000040c000000040000080be00008040",
+        Columns(2): "0a02020417cdcc4c3fffd23449ff0340004005400140ffd900ff7372",
+        Columns(4): "0a020204194316323eff545551ff0c40ff3f17400640ffe63d00ffcf877c",
+        LowRank(1): "0b02020410011f000300a4b8993cffeee847ff9c0f",
+        Natural(): "080202040901020005ff39850736",
+        Natural("nearest"): "080202040900020005ff39850726",
     }
     assert {compressor: compressor.encode(BLOCK, 7).to_bytes().hex() for compressor in golden} == golden
     assert TopK(0.5).encode(BLOCK.astype(np.float64)).to_bytes().hex() == (
@@ -436,6 +500,10 @@ def _claims(entries: int) -> dict[str, Packet]:
         "sign": bytes(4),
         "cast": bytes(3),
         "topk_qsgd": everything + number(1 << 16) + one + b"\x00" + 13 * everything,
+        "natural": bytes(4),
+        "low_rank": bytes(1),
+        "columns": bytes(4),
+        "random_topk": number(0),
         "uniform": number(1 << 15) + b"\x00" + one + b"\x00" + 16 * everything + b"\x00",
     }
     return {name: Packet(REGISTRY[name].code, F4, (entries,), body) for name, body in bodies.items()}
@@ -575,8 +643,8 @@ HEAD = b"EF\x01"
         (b"", "expected 2 bytes for a message's first two bytes, got 0: the bytes were cut short or altered"),
         (b"GET / HTTP/1.1", "expected a message to start with b'EF', got b'GE': is the peer an efvfl participant"),
         (b"EF\x02\x00\x00\x00", "expected wire version 1, got 2: install the same release of efvfl on both sides"),
-        (HEAD + b"\x16\x00\x00", "expected a message kind from 0 to 10, got 11"),
-        (HEAD + b"\xff\x00\x00", "expected a message kind from 0 to 10, got 127"),
+        (HEAD + b"\x18\x00\x00", "expected a message kind from 0 to 11, got 12"),
+        (HEAD + b"\xff\x00\x00", "expected a message kind from 0 to 11, got 127"),
         (HEAD + b"\x02\x80\x00\x00", "a message's step uses more bytes than it needs"),
         (HEAD + b"\x02" + b"\xff" * 9 + b"\x01\x00", "a message's step does not fit in 63 bits"),
         (HEAD + b"\x02\x00" + number(MAX_PACKETS + 1), "expected at most 65,536 packets in one message, got 65,537"),
@@ -618,7 +686,20 @@ def test_refused_packets(data: bytes, expected: str) -> None:
 
 ONE = np.float32(1).tobytes()
 NAN = np.float32(np.nan).tobytes()
+
+
+def _column(of_class: int, middle: int, distances: list[int]) -> bytes:
+    """Return what is said of one column that is not constant."""
+    parts = (([of_class], columns._CLASSES), ([middle], columns.LARGEST), (distances, (1 << of_class) - 1))
+    return b"".join(symbols.encode(np.array(told, np.int32), largest) for told, largest in parts)
+
+
 NEGATIVE_ZERO = np.float32(-0.0).tobytes()
+
+
+def _told(*values: int) -> bytes:
+    """Return symbols of at most 2."""
+    return symbols.encode(np.array(values, np.int32), 2)
 
 
 @pytest.mark.parametrize(
@@ -674,6 +755,42 @@ NEGATIVE_ZERO = np.float32(-0.0).tobytes()
         (Cast, 1, b"\x00\x00\x00\x00\x00\x00", "expected the end of the cast body, got 1 more bytes"),
         (TopKQSGD, 4, b"\x05", "expected at most 4 positions, got 5"),
         (TopKQSGD, 4, b"\x01\x00\x02\x01" + bytes(5), "expected the end of the topk_qsgd body, got 1 more bytes"),
+        (RandomTopK, 4, b"\x05", "expected at most 4 positions, got 5: the packet's count or shape is wrong"),
+        (Columns, 2, NAN, "a value in a packet is not finite"),
+        (Columns, 2, NEGATIVE_ZERO, r"expected a positive size of a step or 0, got -0\.0"),
+        (Columns, 2, bytes(5), "expected the end of the columns body, got 1 more bytes"),
+        (Columns, 0, ONE, r"expected size 0 for an empty block, got 1\.0"),
+        (Columns, 2, ONE + symbols.encode(np.array([-1], np.int32), 16), "expected classes of columns from 0 to 16"),
+        (Columns, 2, ONE + _column(2, 0, [1, -1]), "distances from the middle of every column, of its class"),
+        (Columns, 3, ONE + _column(1, 0, [1, 1, 0]), "distances from the middle of every column, of its class"),
+        (Columns, 3, ONE + _column(1, 1 << 14, [0, 0, 1]), "expected at most 16,384 steps from zero, got 16,385"),
+        (LowRank, 4, b"\x02", "expected a rank of at most 1, got 2"),
+        (LowRank, 0, b"\x01", "expected a rank of at most 0, got 1"),
+        (LowRank, 4, b"\x00\x00", "expected the end of the low_rank body, got 1 more bytes"),
+        (LowRank, 4, b"\x01\x00\x00", "expected 1 to 32,768 levels and form 0 or 1, got 0 and 0"),
+        (LowRank, 4, b"\x01\x01\x02", "expected 1 to 32,768 levels and form 0 or 1, got 1 and 2"),
+        (LowRank, 4, b"\x01\x01\x00\x00\x00" + bytes(4), "expected a positive level size and an exponent from -148 to"),
+        (LowRank, 4, b"\x01\x01\x00\x81\x00" + ONE, "expected a positive level size and an exponent from -148 to 128"),
+        (LowRank, 1, b"\x01\x01\x01\x00\x00" + ONE + NAN, "a value in a packet is not finite"),
+        (
+            LowRank,
+            2,
+            b"\x01\x02\x00\x00\x00" + ONE + symbols.encode(np.array([0, 1], np.int32), 2),
+            "of magnitude 2 in every",
+        ),
+        (
+            LowRank,
+            1,
+            b"\x01\x02\x01\x00\x00" + ONE + ONE + symbols.encode(np.array([1], np.int32), 2),
+            "of magnitude 2 in the",
+        ),
+        (Natural, 1, b"\x02\x00\x00\x00", "expected natural's rounding 0 or 1, got 2"),
+        (Natural, 1, b"\x00\x01\x00\x00", "expected exponent 0 for a zero block, got 1"),
+        (Natural, 1, bytes(5), "expected the end of the natural body, got 1 more bytes"),
+        (Natural, 1, b"\x00\x81\x00\x01", "expected exponents from -149 to 128, got 1 of them up to 129"),
+        (Natural, 1, b"\x00\x6c\xff\x03", "expected exponents from -149 to 128, got 3 of them up to -148"),
+        (Natural, 2, b"\x00\x00\x00\x01\x00\x00", "expected symbols of magnitude 1 and 1: the largest exponent"),
+        (Natural, 0, b"\x00\x00\x00\x01\xff", "expected symbols of magnitude 1 and 1: the largest exponent"),
     ],
 )
 def test_refused_bodies(codec: Any, entries: int, body: bytes, expected: str) -> None:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 _ABOUT = """Finds the rows that all participants share, without showing anybody an id that it does not have, and leaves
-the list in every participant's folder: `serve` and `join` train on these rows. The label holder starts it,
-and every party runs it with --party at the same time."""
+the list in every participant's folder: `serve` and `join` train on these rows. All run it at the same
+time, each with its own file."""
 
 
 def register(commands: Commands) -> None:

@@ -40,7 +40,10 @@ def _certs(options: argparse.Namespace, console: Console) -> None:
     from efvfl.network.identity import authority, certificates
     from efvfl.network.training import participant_data
 
-    names = participant_data.party_names(configs.load(options.file), options.file.parent)
+    config = configs.load(options.file)
+    names, named = participant_data.party_names(config, options.file.parent), [party.name for party in config.party]
+    if not set(named) <= set(names):  # a federation file names parties and no data: arrays are in their own files
+        names = named
     made = authority.make(options.out, [certificates.SERVER, *names, *options.client], options.days, options.host)
     for path in made:
         console.print(f"made {path}", soft_wrap=True, highlight=False)

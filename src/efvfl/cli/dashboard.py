@@ -26,7 +26,10 @@ def register(commands: Commands) -> None:
     )
     command.add_argument("run", type=Path, help="the folder or own file of a participant, or a folder with several")
     command.add_argument(
-        "--listen", metavar="HOST:PORT", default="127.0.0.1:7180", help="(default: %(default)s); elsewhere with a token"
+        "--listen",
+        metavar="HOST:PORT",
+        default="127.0.0.1:7180",
+        help="where to show it (default: %(default)s); a token is needed beyond this machine",
     )
     command.add_argument("--host", nargs="+", default=[], help="names under which others open it, such as a proxy's")
     command.add_argument("--beside", type=int, default=0, help=argparse.SUPPRESS)  # the process that started it

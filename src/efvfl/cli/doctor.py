@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from efvfl.network.doctor.diagnosis import Diagnosis
 
 _ABOUT = """Reads the files, the table, the keys, the disk and the clock, dials the label holder as training would,
-and says what would go wrong and what to do about it, with an estimate of the bytes and the time of the run. Nothing is
-changed. Exit code 2 if something would stop this participant.
+and says what would go wrong and what to do about it, with an estimate of the bytes and the time of the run.
+Nothing is changed. Exit code 2 if something would stop this participant.
 
 A running server shows that the way to it is free. To measure the line and compare the clocks and files, the label
 holder runs it with --listen, which waits on the server's port, and each party runs it meanwhile."""

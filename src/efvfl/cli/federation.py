@@ -16,11 +16,13 @@ from efvfl.cli.options import (
     add_file,
     add_json,
     add_metrics,
+    add_panel,
     add_session,
     add_start,
     add_tracking,
     dashboard_beside,
     folder_of,
+    leading_options,
     print_json,
     session_options,
 )
@@ -35,7 +37,8 @@ its folder. Stopped or killed, the same command goes on where it was."""
 _JOIN = """A party's process: it dials the label holder, takes part in training, and answers questions about its rows
 until the label holder ends the run. Stopped or killed, the same command goes on where it was."""
 _PREDICT = """Predicts rows with the trained model: those of a file of ids, or of a split. The parties run `efvfl join`
-meanwhile. Exit code 6: done, but some rows are not held by all parties."""
+meanwhile. A model that was trained for subsets of parties predicts with those that are here and hold the row; the file
+says whose columns a prediction rests on. Exit code 6: done, but some rows have no prediction."""
 _WHO = "who joins? Give your own file (`efvfl init` writes one), or --party NAME with one file for all."
 
 
@@ -88,6 +91,7 @@ def register(commands: Commands) -> None:
     predict.add_argument("--ids", type=Path, help="a file with one id a line")
     predict.add_argument("--split", choices=("validation", "test"), help="in place of --ids")
     predict.add_argument("--out", type=Path, help=".csv or .parquet (default: predictions.csv, beside the own file)")
+    add_panel(predict)
     add_device(predict)
     add_session(predict)
     predict.set_defaults(handler=_predict)
@@ -109,7 +113,7 @@ def _serve(options: argparse.Namespace, console: Console) -> None:
     from efvfl.cli.sessions import serve, setup
     from efvfl.network.identity import certificates
 
-    session = session_options(options)
+    session = leading_options(options)
     config = setup.start(session, options.device)
     folder = session.folder_of(certificates.SERVER)
     with dashboard_beside(options, folder, console), contextlib.ExitStack() as stack:
@@ -132,21 +136,26 @@ def _join(options: argparse.Namespace, console: Console) -> None:
 def _predict(options: argparse.Namespace, console: Console) -> None:
     from efvfl.cli.sessions import serve, setup
 
-    session = session_options(options)
+    session = leading_options(options)
     config = setup.start(session, options.device, single_process="predict")
     out = options.out or (options.file.parent if session.participant else Path()) / "predictions.csv"
-    wanted = serve.PredictionFile(options.ids, options.split, out)
+    wanted = serve.PredictionFile(options.ids, options.split, out, options.require, options.wait)
     with contextlib.ExitStack() as stack:
         serve.predict(session, wanted, config, console, stack)
 
 
 def _audit(options: argparse.Namespace, console: Console) -> None:
     from efvfl.network.ops import audit_log
+    from efvfl.runs import spent_file
 
     folders = audit_log.folders(folder_of(options.run))
     if options.json:
-        print_json([audit_log.as_table(folder.name, audit_log.read(folder)) for folder in folders])
+        tables = [audit_log.as_table(folder.name, audit_log.read(folder)) for folder in folders]
+        for table, folder in zip(tables, folders, strict=True):
+            table |= {"spent": found} if (found := spent_file.load(folder)) else {}
+        print_json(tables)
         return
     for folder in folders:
         lines = audit_log.read(folder)
-        console.print(audit_log.table(folder.name, lines), audit_log.contents(lines), "", highlight=False)
+        spent = [f"  spent on {line}" for line in spent_file.lines(spent_file.load(folder))]
+        console.print(audit_log.table(folder.name, lines), audit_log.contents(lines), *spent, "", highlight=False)

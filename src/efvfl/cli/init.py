@@ -56,18 +56,22 @@ def _init(options: argparse.Namespace, console: Console) -> None:
     leads = bool(options.label or options.invite or name == "server") or asking.yes(
         "Do you hold the column to predict, and start the federation?"
     )
-    id = _column(roles.columns, asking.text("--id", options.id, "The column that names the rows", roles.id))
+    columns = f"the columns are {', '.join(roles.columns)[:300]}"
+    none = f"no column has another value in every row; {columns}"
+    id = _column(roles.columns, asking.text("--id", options.id, "The column that names the rows", roles.id, none))
     out = _Writer(options.out, name, options.days, console)
     if leads:
-        out.lead(*_lead(options, asking, name, id, _column(roles.columns, _label(options, asking, roles.label))))
+        out.lead(
+            *_lead(options, asking, name, id, _column(roles.columns, _label(options, asking, roles.label, columns)))
+        )
     else:
         from efvfl.config.new_files import OwnAnswers
 
         out.follow(OwnAnswers(name, os.path.relpath(options.table, options.out), id))
 
 
-def _label(options: argparse.Namespace, asking: Questions, guess: str) -> str:
-    return asking.text("--label", options.label, "The column to predict", guess)
+def _label(options: argparse.Namespace, asking: Questions, guess: str, columns: str) -> str:
+    return asking.text("--label", options.label, "The column to predict", guess, columns)
 
 
 def _column(known: tuple[str, ...], name: str) -> str:

@@ -126,8 +126,9 @@ def _sign(options: argparse.Namespace, console: Console) -> None:
     folder = options.ca or here.certs
     _say(console, f"key of {request.name}: {fingerprints.shown(request.fingerprint)}")
     _confirm(options, console, request)
-    replace = options.replace or _refuse_denied(folder / f"{request.name}.crt", here)
-    ca, certificate = signing.sign(folder, request, options.days, options.host, replace=replace)
+    if not options.replace:
+        _refuse_denied(folder / f"{request.name}.crt", here)
+    ca, certificate = signing.sign(folder, request, options.days, options.host, replace=options.replace)
     if federation != here.federation.read_text(encoding="utf-8"):
         write_atomically(here.federation, federation.encode())
         _say(console, f"added {request.name} to {here.federation}: send that file to the other parties.")
@@ -176,14 +177,13 @@ def _confirm(options: argparse.Namespace, console: Console, request: SigningRequ
         raise ConfigError("nothing was signed: compare the fingerprints over the phone first.")
 
 
-def _refuse_denied(path: Path, here: Participant) -> bool:
-    """Refuse to renew a certificate that is denied; return False."""
+def _refuse_denied(path: Path, here: Participant) -> None:
+    """Refuse to renew a certificate that is denied."""
     from efvfl.network.identity.deny_list import DenyList
     from efvfl.network.identity.signing import fingerprint_of
 
     if path.exists() and DenyList(here.federation).has(fingerprint_of(path)):
         raise ConfigError(f"{path} is on the deny list: sign with --replace if its owner may take part again.")
-    return False
 
 
 def _accept(options: argparse.Namespace, console: Console) -> None:

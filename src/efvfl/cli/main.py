@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import efvfl
 from efvfl.cli import (
     align,
+    attack,
     certs,
     dashboard,
     data,
@@ -27,6 +28,7 @@ from efvfl.cli import (
     reproduce,
     run,
     service,
+    value,
 )
 from efvfl.cli.options import examples_text
 from efvfl.errors import (
@@ -68,7 +70,24 @@ _CODES: tuple[tuple[type[EfvflError], int], ...] = (
 LINE_ENDS = "\n\t"  # what a text of ours may have; in that of a peer they are replaced as soon as it is read
 
 # Every group registers its commands and their handlers; a handler imports what it needs when it is called.
-_GROUPS = (run, export, dashboard, plan, data, reproduce, init, keys, certs, doctor, align, federation, service)
+# Their order is that of `efvfl --help`: one process, a federation from its first day on, what is made of it, the paper.
+_GROUPS = (
+    run,
+    init,
+    keys,
+    doctor,
+    align,
+    federation,
+    service,
+    dashboard,
+    value,
+    export,
+    attack,
+    plan,
+    data,
+    reproduce,
+    certs,
+)
 
 # What these write is public, or they look after it themselves; what others write tells of rows and labels.
 _PUBLIC = frozenset({"data", "demo", "reproduce", "figures", "certs"})
@@ -79,8 +98,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="efvfl",
-        description="Vertical federated learning with error feedback. `efvfl COMMAND --help` says more about each.",
-        epilog=examples_text("demo", "run run.toml", "serve federation.toml", "join federation.toml --party bank"),
+        description="Vertical federated learning with compressed error feedback. More: `efvfl COMMAND --help`.",
+        epilog=examples_text("demo", "run run.toml", "init customers.csv", "serve bank.toml", "join telco.toml"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"efvfl {efvfl.__version__}")

@@ -35,7 +35,9 @@ def examples_text(*examples: str) -> str:
 
 def add_device(command: argparse.ArgumentParser) -> None:
     """Add the choice of a device."""
-    command.add_argument("--device", choices=("cpu", "cuda", "mps"), help="of local models, in place of the file's")
+    command.add_argument(
+        "--device", choices=("cpu", "cuda", "mps"), help="where local models compute, in place of the file's"
+    )
 
 
 def add_alone(command: argparse.ArgumentParser) -> None:
@@ -71,7 +73,7 @@ def add_start(command: argparse.ArgumentParser, what: str) -> None:
         dest="start_from",
         type=Path,
         metavar="RUN",
-        help=f"start from the parameters of {what}, where they fit",
+        help=f"start from the trained parameters in {what}, where they fit",
     )
 
 
@@ -82,7 +84,21 @@ def add_tracking(command: argparse.ArgumentParser) -> None:
         nargs="+",
         choices=("tensorboard", "mlflow", "wandb"),
         default=[],
-        help="also write the curves for these, each to a folder of its name in the run's",
+        metavar="TRACKER",
+        help="also write the curves for tensorboard, mlflow or wandb, each to a folder of its name in that of the run",
+    )
+
+
+def add_panel(command: argparse.ArgumentParser) -> None:
+    """Add the choices of who predicts, for a model that needs not everybody."""
+    command.add_argument(
+        "--wait",
+        type=float,
+        metavar="SECONDS",
+        help="for a missing party, before rows are predicted without it (default: 5; trained for subsets only)",
+    )
+    command.add_argument(
+        "--require", nargs="+", default=[], metavar="PARTY", help="predict no row without the columns of these"
     )
 
 
@@ -92,7 +108,7 @@ def add_log(command: argparse.ArgumentParser) -> None:
         "--log",
         choices=("auto", "plain", "json"),
         default="auto",
-        help="lines of the log on stderr (default: for people at a terminal, else plain)",
+        help="form of the log on stderr (default: for people at a terminal, else plain lines)",
     )
 
 
@@ -120,15 +136,22 @@ def add_place(command: argparse.ArgumentParser, *folder: str) -> None:
         type=Path,
         help="this participant's folder (default: the own file's; with one file for all, runs/FILE/NAME)",
     )
-    command.add_argument("--address", help="in place of the file's")
-    command.add_argument("--certs", type=Path, help="folder (default: the own file's, or certs)")
+    command.add_argument("--address", metavar="HOST:PORT", help="of the server, in place of the file's")
+    command.add_argument(
+        "--certs", type=Path, help="folder of keys and certificates (default: the own file's, or certs)"
+    )
 
 
 def add_session(command: argparse.ArgumentParser, *folder: str) -> None:
     """Add what every participant's process needs: its folder, an address, certificates and a way to show its status."""
     add_place(command, *folder)
     command.add_argument("--insecure", action="store_true", help="no TLS; on loopback addresses only")
-    command.add_argument("--status", choices=("live", "json", "quiet"), default="live")
+    command.add_argument(
+        "--status",
+        choices=("live", "json", "quiet"),
+        default="live",
+        help="how it goes: a line for people, JSON lines on stdout, or nothing (default: %(default)s)",
+    )
     add_log(command)
 
 
@@ -150,6 +173,20 @@ def session_options(options: argparse.Namespace) -> SessionOptions:
         start_from=getattr(options, "start_from", None),
         participant=participant,
     )
+
+
+def leading_options(options: argparse.Namespace) -> SessionOptions:
+    """Return the options of a command that only the label holder runs."""
+    session = session_options(options)
+    if session.participant and not session.participant.serves:
+        from efvfl.errors import ConfigError
+
+        name, command = session.participant.name, options.command
+        raise ConfigError(
+            f"{options.file} is the own file of {name!r}, and only the label holder runs `efvfl {command}`. Take part "
+            f"with `efvfl join {options.file}`."
+        )
+    return session
 
 
 def add_file(command: argparse.ArgumentParser) -> None:

@@ -25,7 +25,7 @@ def register(commands: Commands) -> None:
         _ABOUT,
         "plan run.toml --round-trip 40 --up 5 --down 50 --target auc=0.78",
     )
-    plan.add_argument("file", type=Path)
+    plan.add_argument("file", type=Path, help="the run file")
     plan.add_argument(
         "--round-trip", type=float, default=20.0, metavar="MS", help="milliseconds (default: %(default)g)"
     )

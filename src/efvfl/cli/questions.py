@@ -19,8 +19,11 @@ class Questions:
         self._console = console
         self.possible = sys.stdin is not None and sys.stdin.isatty()
 
-    def text(self, flag: str, given: str | None, question: str, default: str = "") -> str:
-        """Return what was given with a flag, or an answer, or the default; an error names the flag if there is none."""
+    def text(self, flag: str, given: str | None, question: str, default: str = "", known: str = "") -> str:
+        """Return what was given with a flag, or an answer, or the default.
+
+        If there is none, an error names the flag, and what may be given with it.
+        """
         if given:
             return given
         if self.possible:
@@ -28,7 +31,7 @@ class Questions:
             self._console.print(f"{question}{shown}: ", end="", markup=False, highlight=False, emoji=False)
             default = sys.stdin.readline().strip() or default
         if not default:
-            raise ConfigError(f"{question}? Say it with {flag}.")
+            raise ConfigError(f"{question}? Give {flag}{f': {known}' if known else ''}.")
         return default
 
     def yes(self, question: str) -> bool:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efvfl.cli.options import Commands, add_command, add_dashboard, add_log, dashboard_beside
+from efvfl.cli.options import Commands, add_command, add_dashboard, add_device, add_log, dashboard_beside
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +26,9 @@ def register(commands: Commands) -> None:
     )
     _add_experiment(reproduce)
     reproduce.add_argument("--workers", type=int, default=0, help="processes (default: one for each core)")
-    reproduce.add_argument("--engine", choices=("processes", "ray"), default="processes")
+    reproduce.add_argument(
+        "--engine", choices=("processes", "ray"), default="processes", help="what runs them (default: %(default)s)"
+    )
     add_log(reproduce)
     add_dashboard(reproduce)
     reproduce.set_defaults(handler=_reproduce)
@@ -46,16 +48,17 @@ def _add_experiment(command: argparse.ArgumentParser) -> None:
     command.add_argument("task", help="a name from `efvfl reproduce list`, or a path that ends in .toml")
     command.add_argument("--out", type=Path, default=Path("results"), help="folder of results (default: %(default)s)")
     command.add_argument("--seeds", type=int, nargs="+", help="in place of the file's")
-    command.add_argument("--epochs", type=int, help="in place of the file's")
+    command.add_argument("--epochs", type=int, help="in place of the file's; schedulers are stretched with them")
     command.add_argument("--subset", type=int, help="so many training rows, chosen by seed")
     command.add_argument("--quick", action="store_true", help="one seed, five epochs; digits if the data is not here")
+    add_device(command)
 
 
 def _overrides(options: argparse.Namespace) -> Overrides:
     from efvfl.experiments.reproduce import Overrides
 
     seeds = tuple(options.seeds) if options.seeds else None
-    return Overrides(seeds, options.epochs, options.subset, options.quick)
+    return Overrides(seeds, options.epochs, options.subset, options.quick, options.device)
 
 
 def _reproduce(options: argparse.Namespace, console: Console) -> None:

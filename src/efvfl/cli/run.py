@@ -47,7 +47,7 @@ def register(commands: Commands) -> None:
     demo = add_command(
         commands,
         "demo",
-        "train three methods on handwritten digits and compare them",
+        "train handwritten digits in four ways and compare what they cost",
         "Trains four parties, each with one quadrant of a digit, in four ways, and prints what each of them costs.",
         "demo",
         "demo --out picture --seed 3",
@@ -55,7 +55,7 @@ def register(commands: Commands) -> None:
     demo.add_argument(
         "--out", type=Path, default=Path("efvfl-demo"), help="folder of the picture (default: %(default)s)"
     )
-    demo.add_argument("--seed", type=int, default=0)
+    demo.add_argument("--seed", type=int, default=0, help="of everything random (default: %(default)s)")
     demo.set_defaults(handler=_demo)
 
     run = add_command(
@@ -72,6 +72,9 @@ def register(commands: Commands) -> None:
     run.add_argument("--seed", type=int, help="in place of the file's")
     add_device(run)
     run.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder")
+    run.add_argument(
+        "--replay", type=Path, metavar="FOLDER", help="asynchronous parties: report when they did in the run there"
+    )
     add_start(run, "the folder of a finished run")
     add_tracking(run)
     add_log(run)
@@ -84,11 +87,13 @@ def register(commands: Commands) -> None:
         "finish",
         "end a training that is under way here and now, and keep its model",
         _FINISH,
-        "finish runs/run",
-        "finish runs/federation/server --wait 600",
+        "finish bank.toml",
+        "finish runs/run --wait 600",
     )
-    finish.add_argument("run", type=Path, help="the folder of a run, or of the label holder")
-    finish.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="(default: %(default)g)")
+    finish.add_argument("run", type=Path, help="the folder of a run, or the label holder's folder or own file")
+    finish.add_argument(
+        "--wait", type=float, default=60.0, metavar="SECONDS", help="for the request to be taken (default: %(default)g)"
+    )
     finish.set_defaults(handler=_finish)
 
     inspect = add_command(
@@ -113,8 +118,9 @@ def register(commands: Commands) -> None:
         commands,
         "report",
         "one HTML page about a run: metrics, curves, bytes, settings",
-        "Writes one page about a finished run, for people who did not see it: no script, nothing from elsewhere.",
+        "Writes one page about a run, for people who did not see it. It needs no other file, so it can be mailed.",
         "report runs/run",
+        "report bank.toml --out march.html",
     )
     report.add_argument("run", type=Path, help="the folder of a run, or the label holder's folder or own file")
     report.add_argument("--out", type=Path, help="the page (default: report.html in the folder)")
@@ -127,20 +133,24 @@ def register(commands: Commands) -> None:
         "Lists all compressors with their settings, and the bytes that each makes of a block of random numbers.",
         "compressors --rows 128 --width 16",
     )
-    compressors.add_argument("--rows", type=int, default=128)
-    compressors.add_argument("--width", type=int, default=16)
+    compressors.add_argument("--rows", type=int, default=128, help="of the block (default: %(default)s)")
+    compressors.add_argument("--width", type=int, default=16, help="numbers of a row (default: %(default)s)")
     compressors.set_defaults(handler=_compressors)
 
 
 def _finish(options: argparse.Namespace, console: Console) -> None:
+    from efvfl.runs.status_file import how_it_ended
     from efvfl.util.finish_request import ask_and_wait
 
-    if not options.run.is_dir():
-        raise ConfigError(f"there is no folder {options.run}: name that of a run, or of the label holder.")
-    if not ask_and_wait(options.run, options.wait):
+    folder = folder_of(options.run)
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}: name that of a run, or of the label holder.")
+    if how := how_it_ended(folder):
+        raise ConfigError(f"nobody trains in {folder}: the last process there {how}.")
+    if not ask_and_wait(folder, options.wait):
         raise ConfigError(
             f"nobody has taken the request within {options.wait:g} seconds: only `efvfl run` and `efvfl serve` that "
-            f"train in {options.run} do. If one waits for a party or computes a long step, give a larger --wait."
+            f"train in {folder} do. If one waits for a party or computes a long step, give a larger --wait."
         )
     console.print("It ends with the step under way, evaluates, and keeps the model.", soft_wrap=True)
 
@@ -231,6 +241,7 @@ def run_file(options: argparse.Namespace, console: Console) -> None:
             say=say,
             alone=not options.no_alone,
             callbacks=open_trackers(options.track, out, asdict(config), stack),
+            replay=options.replay,
         )
     name = options.file.stem
     if ended := ending(records[-1], config.epochs):

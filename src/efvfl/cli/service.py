@@ -13,8 +13,9 @@ from efvfl.cli.options import (
     add_device,
     add_file,
     add_metrics,
+    add_panel,
     add_session,
-    session_options,
+    leading_options,
 )
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ def register(commands: Commands) -> None:
         "serve-predictions",
         "the label holder: predict rows by id for clients, over HTTPS",
         _ABOUT,
-        "serve-predictions federation.toml",
-        "serve-predictions federation.toml --listen 0.0.0.0:8443 --client-certs shop",
+        "serve-predictions bank.toml",
+        "serve-predictions bank.toml --listen 0.0.0.0:8443 --client-certs shop",
     )
     add_file(command)
     command.add_argument("--listen", default="127.0.0.1:8443", help="where clients ask (default: %(default)s)")
@@ -42,10 +43,18 @@ def register(commands: Commands) -> None:
     command.add_argument("--tls-cert", type=Path, help="in place of the federation's server certificate")
     command.add_argument("--tls-key", type=Path, help="its key")
     command.add_argument("--timeout", type=float, default=10.0, help="seconds for a request (default: %(default)g)")
-    command.add_argument("--source", choices=("cached", "live"), default="cached", help="live: nothing is kept")
+    command.add_argument(
+        "--source",
+        choices=("cached", "live"),
+        default="cached",
+        help="of representations: kept ones, or asked for each time (default: %(default)s)",
+    )
     command.add_argument("--cache-rows", type=int, default=1_000_000, help="of every party (default: %(default)s)")
     command.add_argument("--warm", action="store_true", help="fetch all rows of the splits at the start")
-    command.add_argument("--fallback", choices=("mean",), default="", help="what stands in for a missing party")
+    command.add_argument(
+        "--fallback", choices=("mean",), default="", help="stands in for a missing party, if the model needs all"
+    )
+    add_panel(command)
     command.add_argument("--quota", type=int, default=100_000, help="ids a minute of a client (default: %(default)s)")
     command.add_argument(
         "--unknown-quota",
@@ -64,7 +73,7 @@ def _serve_predictions(options: argparse.Namespace, console: Console) -> None:
     from efvfl.network.predict.batcher import ServiceSettings
     from efvfl.network.predict.service import ServiceOptions
 
-    session = session_options(options)
+    session = leading_options(options)
     config = setup.start(session, options.device, single_process="serve-predictions")
     service = ServiceOptions(
         listen=options.listen,
@@ -83,6 +92,8 @@ def _serve_predictions(options: argparse.Namespace, console: Console) -> None:
             options.fallback,
             options.quota,
             options.unknown_quota,
+            options.wait,
+            tuple(options.require),
         ),
     )
     with contextlib.ExitStack() as stack:

@@ -2,9 +2,13 @@
 
 from efvfl.compress.base import REGISTRY, Compressor, decode, lookup, register
 from efvfl.compress.cast import Cast
+from efvfl.compress.columns import Columns
 from efvfl.compress.identity import Identity
+from efvfl.compress.low_rank import LowRank
+from efvfl.compress.natural import Natural
 from efvfl.compress.qsgd import QSGD
 from efvfl.compress.randk import RandK
+from efvfl.compress.random_topk import RandomTopK
 from efvfl.compress.sign import Sign
 from efvfl.compress.topk import TopK
 from efvfl.compress.topk_qsgd import TopKQSGD
@@ -14,9 +18,13 @@ __all__ = [
     "QSGD",
     "REGISTRY",
     "Cast",
+    "Columns",
     "Compressor",
     "Identity",
+    "LowRank",
+    "Natural",
     "RandK",
+    "RandomTopK",
     "Sign",
     "TopK",
     "TopKQSGD",

@@ -181,6 +181,12 @@ def entries(shape: Shape) -> int:
     return prod(shape)
 
 
+def as_table(shape: Shape) -> tuple[int, int]:
+    """Return how many rows and columns a block has: the first dimension is rows; a vector is one column."""
+    rows = shape[0] if len(shape) > 1 else entries(shape)
+    return rows, entries(shape) // rows if rows else 0
+
+
 def require_count(name: str, value: object) -> None:
     """Raise an error if a parameter is not a whole number of at least 0."""
     if not isinstance(value, int) or value < 0:

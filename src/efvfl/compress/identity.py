@@ -24,7 +24,8 @@ class Identity(Compressor):
 
     def encode(self, block: FloatArray, key: int = 0) -> Packet:
         """Return the block as it is."""
-        return Packet(self.code, block.dtype, block.shape, checked(block).tobytes())
+        flat = checked(block)
+        return Packet(self.code, block.dtype, block.shape, flat.tobytes(), flat.reshape(block.shape).copy())
 
     @classmethod
     def read(cls, packet: Packet) -> Array:

@@ -117,10 +117,17 @@ def kept_count(ratio: Knob, k: int, per: str, shape: Shape) -> int:
     return rows * min(width, k or max(1, int(width * ratio)))
 
 
+def _among_zeros(values: FloatArray, places: Positions, shape: Shape) -> FloatArray:
+    """Return a block of these values at these positions."""
+    out: FloatArray = np.zeros(entries(shape), dtype=values.dtype)
+    out[places] = values
+    return out.reshape(shape)
+
+
 @register("topk", 1)
 @dataclass(frozen=True)
 class TopK(Compressor):
-    """Keep the entries of largest magnitude. Body: their number, their positions (positions.py), their values.
+    """Keep the entries of largest magnitude (top-k). Body: their number, their positions (positions.py), their values.
 
     >>> from efvfl.compress import decode
     >>> decode(TopK(k=2).encode(np.float32([1, -3, 2, 0]))).tolist()
@@ -138,10 +145,14 @@ class TopK(Compressor):
         if self.per not in ("block", "row"):
             raise ConfigError(f"expected topk's per 'block' or 'row', got {self.per!r}.")
 
-    def places(self, block: FloatArray, flat: FloatArray) -> Positions:
-        """Return the positions of the entries to keep."""
+    def by_row(self, shape: Shape) -> bool:
+        """Return whether the entries of each row are ranked among themselves."""
+        return self.per == "row" and len(shape) > 1 and entries(shape) > 0
+
+    def places(self, block: FloatArray, flat: FloatArray, key: int = 0) -> Positions:
+        """Return the positions of the entries to keep; of their values nothing depends on the key."""
         count = kept_count(self.ratio, self.k, self.per, block.shape)
-        if self.per == "row" and block.ndim > 1 and flat.size:
+        if self.by_row(block.shape):
             table = flat.reshape(-1, block.shape[-1])
             return largest_per_row(table, count // table.shape[0])
         return largest(flat, count)
@@ -149,9 +160,10 @@ class TopK(Compressor):
     def encode(self, block: FloatArray, key: int = 0) -> Packet:
         """Return the positions and values of the kept entries."""
         flat = checked(block)
-        places = self.places(block, flat)
-        body = b"".join((positions.encode(places, flat.size), flat[places].data))
-        return Packet(self.code, block.dtype, block.shape, body)
+        places = self.places(block, flat, key)
+        values = flat[places]
+        body = b"".join((positions.encode(places, flat.size), values.data))
+        return Packet(self.code, block.dtype, block.shape, body, _among_zeros(values, places, block.shape))
 
     @classmethod
     def read(cls, packet: Packet) -> FloatArray:
@@ -160,9 +172,7 @@ class TopK(Compressor):
         places = positions.read(reader, packet.entries, packet.dtype.itemsize)
         values = finite_values(reader.take(places.size * packet.dtype.itemsize, "topk's values"), packet.dtype)
         reader.end("topk body")
-        out: FloatArray = np.zeros(packet.entries, dtype=packet.dtype)
-        out[places] = values
-        return out.reshape(packet.shape)
+        return _among_zeros(values, places, packet.shape)
 
     def alpha(self, shape: Shape) -> float:
         """Return k / d: the dropped entries are the smallest, so their energy is at most (d - k) / d of the total."""

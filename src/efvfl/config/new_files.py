@@ -57,7 +57,7 @@ test = 0.15
 # Models, compressor and optimiser are the defaults of tables: docs/tables.md.
 
 [network]
-address = {_text(answers.address)}   # where parties dial
+{_commented(f"address = {_text(answers.address)}", 28, "where parties dial")}
 denied = []                 # fingerprints of certificates that are refused (efvfl fingerprint)
 
 {parties}
@@ -73,7 +73,7 @@ def own_text(answers: OwnAnswers) -> str:
 party = {_text(answers.name)}
 federation = "federation.toml"   # what all agree on
 certs = "certs"                  # keys and certificates
-# folder = "runs/{answers.name}"    # models, records, logs; by default runs/ and the name of this file
+{_commented(f'# folder = "runs/{answers.name}"', 33, "models, records, logs; this one, if left out")}
 # private_seed = 1               # left out: drawn once, and kept in the folder
 
 [{table}]
@@ -94,6 +94,10 @@ _PARTY = """\
 # bytes = 500_000_000
 # rows = 1_000_000
 """
+
+
+def _commented(line: str, column: int, comment: str) -> str:
+    return f"{line:<{column - 2}}  # {comment}"
 
 
 def _network(answers: OwnAnswers) -> str:

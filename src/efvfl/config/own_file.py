@@ -14,7 +14,8 @@ from typing import Any
 from efvfl.config import ownership, table_defaults
 from efvfl.config.parsing import parse
 from efvfl.config.run_file import LimitConfig, OwnData, RunConfig, load, read
-from efvfl.errors import ConfigError, nearest
+from efvfl.core.row_protection import RowProtection
+from efvfl.errors import ConfigError, nearest, system_text
 
 SERVER = "server"  # whose own file this is, where the label holder has no columns
 LARGEST = 1 << 20  # bytes of a federation file: it may come from another organisation
@@ -98,8 +99,8 @@ def read_federation(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"cannot read {path}, what all agree on: {error}. The label holder makes it with `efvfl init`; a party "
-            "gets it with its invitation, by `efvfl accept`."
+            f"cannot read {path}, what all agree on: {system_text(error)}. The label holder makes it with "
+            "`efvfl init`; a party gets it with its invitation, by `efvfl accept`."
         ) from error
     return parse_federation(text, path.name)
 
@@ -132,12 +133,15 @@ def merge(own: Mapping[str, Any], federation: Mapping[str, Any], where: str) -> 
     if parties and name not in (SERVER, *names):
         raise ConfigError(f"{where}: party = {name!r} is not a party of this federation. {nearest(name, names)}")
     _check_place(own, federation, where, serves)
-    table = {**federation, **{key: own[key] for key in ("memory", "threads", "protect") if key in own}}
+    mine = ("memory", "threads", "protect") if serves else ("memory", "threads")
+    table = {**federation, **{key: own[key] for key in mine if key in own}}
     if name != SERVER:
         entry = next((party for party in parties if party["name"] == name), None)
         if entry is None:
             parties.append(entry := {"name": name})
         entry |= _personal(own, federation, entry)
+        if "protect" in own and not serves:  # of its rows; a label holder's is of its labels
+            entry["protect"] = own["protect"]
     if serves and "private_seed" in own:
         table["private_seed"] = own["private_seed"]
     if "labels" in own:
@@ -150,7 +154,7 @@ def merge(own: Mapping[str, Any], federation: Mapping[str, Any], where: str) -> 
 
 def _personal(own: Mapping[str, Any], federation: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a party's own file says of it, as its [[party]] has it in one file for all."""
-    found = {key: own[key] for key in ("data", "limits", "private_seed") if key in own}
+    found = {key: own[key] for key in ("data", "limits", "private_seed", "training") if key in own}
     if "model" in own:  # in place of [model], but for the width that all know
         width = {**federation.get("model", {}), **entry.get("model", {})}
         found["model"] = {**own["model"], **width}
@@ -160,15 +164,14 @@ def _personal(own: Mapping[str, Any], federation: Mapping[str, Any], entry: Mapp
 def _check_place(own: Mapping[str, Any], federation: Mapping[str, Any], where: str, serves: bool) -> None:
     """Refuse what this participant cannot have, and tables in a federation of arrays."""
     server = own["party"] == SERVER
-    for key in ("labels", "protect"):
-        if key in own and not serves:
-            raise ConfigError(f"{where}: [{key}] is the label holder's: leave it out.")
-    for key in ("data", "model", "limits"):
+    if "labels" in own and not serves:
+        raise ConfigError(f"{where}: [labels] is the label holder's: leave it out.")
+    for key in ("data", "model", "limits", "training"):
         if key in own and server:
             raise ConfigError(f"{where}: [{key}] is a party's, and 'server' has labels alone: name them in [labels].")
     if "listen" in own.get("network", {}) and not serves:
         raise ConfigError(f"{where}: network.listen is the label holder's: parties dial out. Leave it out.")
-    for key, kind in (("data", OwnData), ("limits", LimitConfig)):
+    for key, kind in (("data", OwnData), ("limits", LimitConfig), *(() if serves else (("protect", RowProtection),))):
         if key in own:
             read(kind, own[key], f"{where}: {key}")
     path = str(own.get("data", own.get("labels", {})).get("path", ""))
@@ -184,5 +187,5 @@ def _table(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # not UTF-8, or a path with a null character
-        raise ConfigError(f"cannot read {path}: {error}") from error
+        raise ConfigError(f"cannot read {path}: {system_text(error)}.") from error
     return parse(text, str(path))

@@ -16,17 +16,17 @@ def _keys(text: str) -> frozenset[str]:
 
 
 AGREED: Final = _keys(
-    "seed epochs batch_size batch_order loss class_weights observe_every patience evaluation observe_gradient "
+    "seed epochs batch_size batch_order loss metrics class_weights observe_every patience evaluation observe_gradient "
     "label_holder data.name data.validation data.test data.subset data.augment data.align data.id_format "
-    "data.duplicates data.stratify data.ids model.width fusion. method. agreement. optimizer. "
-    "party.name party.ids party.model.width network.address network.on_missing network.denied"
+    "data.duplicates data.stratify data.ids data.min_parties model.width fusion. method. agreement. optimizer. "
+    "party.name party.ids party.report_seconds party.model.width network.address network.on_missing network.denied"
 )
 OWN: Final = _keys(
     "federation party folder certs private_seed memory threads data.path data.new data.id data.label data.weight "
     "data.columns data.leave_out data.types data.categories data.missing data.bins labels.path labels.id labels.label "
     "labels.weight model.name model.hidden model.activation model.last model.options model.device model.precision "
     "model.skip limits. protect. network.listen network.absent_seconds network.stale_seconds network.silent_seconds "
-    "network.save_steps network.save_seconds"
+    "network.save_steps network.save_seconds training."
 )
 
 

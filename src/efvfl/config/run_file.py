@@ -6,63 +6,29 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from efvfl.config import own_metrics as own_metrics
 from efvfl.config import ownership, table_defaults
+from efvfl.config.agreement import AgreementConfig as AgreementConfig
 from efvfl.config.column_types import ColumnType
 from efvfl.config.compressors import compressor_from as compressor_from
+from efvfl.config.data import DataConfig as DataConfig
+from efvfl.config.memories import kind_of, memory_from
 from efvfl.config.network import NetworkConfig as NetworkConfig
 from efvfl.config.network import check_address as check_address
 from efvfl.config.parsing import parse
 from efvfl.config.parsing import read as read
+from efvfl.config.party_training import PartyTrainingConfig as PartyTrainingConfig
 from efvfl.core import ranges, rules
-from efvfl.core.agreement import (
-    Agreement,
-    CachedSteps,
-    Downlink,
-    FusionUpdates,
-    LabelMode,
-    MemoryDtype,
-    Pipeline,
-    PrivateLabels,
-    ReportRange,
-    SharedLabels,
-    Subsets,
-)
 from efvfl.core.memory import Start
 from efvfl.core.methods import Method, cvfl, efvfl, svfl
 from efvfl.core.protection import Protection
-from efvfl.errors import ConfigError
+from efvfl.core.row_protection import RowProtection
+from efvfl.errors import ConfigError, system_text
 from efvfl.training.options import Evaluation
 
+Device = Literal["cpu", "cuda", "mps"]
+
 SGD_RATE = 1.0  # of [optimizer], unless it says otherwise
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Where the rows come from."""
-
-    name: str = "digits"  # one of `efvfl data list`, "npz" or "table"
-    path: str = ""  # npz and table: the file, relative to this one; of the labels alone, if parties have their own
-    validation: float = 0.15  # digits, npz and tables: shares of the rows; the others have splits of their own
-    test: float = 0.15
-    subset: int = 0  # so many training rows, chosen by seed; 0: all
-    augment: bool = True  # CIFAR: random crops and flips
-    id: str = ""  # table of the labels: the column that names the rows
-    label: str = ""  # table of the labels: the column to predict
-    weight: str = ""  # table of the labels: the column that says how much a row counts in the loss; none: all alike
-    align: Literal["psi", "hash", "none"] = "psi"  # tables: how parties find the rows they share
-    id_format: tuple[Literal["strip", "case", "zeros"], ...] = ("strip",)  # what makes no difference between ids
-    duplicates: Literal["refuse", "first", "drop"] = "refuse"  # rows of one table with the same id
-    stratify: bool = False  # tables: every split has the same shares of classes
-    ids: int = 0  # `efvfl align`: announced size of the label holder's table; parties refuse 10 % more; 0: any size
-
-    def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
-        ranges.check_fields(self, "data")
-        if self.validation + self.test >= 1:
-            raise ConfigError(
-                f"data.validation = {self.validation} and data.test = {self.test} leave no rows to train on: expected "
-                "a sum below 1."
-            )
 
 
 @dataclass(frozen=True)
@@ -76,7 +42,7 @@ class ModelConfig:
     last: str = "sigmoid"  # activation of the representation
     skip: bool = False  # also a linear map of the inputs, beside the hidden layers
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of resnet18, mvcnn or your own module
-    device: Literal["cpu", "cuda", "mps"] = "cpu"  # where it computes
+    device: Device = "cpu"  # where it computes
     precision: Literal["float32", "bfloat16"] = "float32"  # what it computes in; all else stays in float32
 
     def __post_init__(self) -> None:
@@ -93,6 +59,7 @@ class FusionConfig:
     """How representations are combined, and the layers after that."""
 
     combine: Literal["sum", "mean", "concat"] = "mean"
+    shows_presence: bool = False  # a further input of the head for each party: 1 where it has the row, else 0
     name: str = "mlp"  # or 'package.module:attribute'
     hidden: tuple[int, ...] = ()
     activation: str = "relu"
@@ -127,8 +94,10 @@ class MethodConfig:
     compressor: dict[str, Any] = field(default_factory=lambda: {"name": "topk", "ratio": 0.1})
     down: dict[str, Any] = field(default_factory=dict)  # compressor of cotangents (private labels); empty: none
     fusion: dict[str, Any] = field(default_factory=dict)  # compressor of x0 (agreement.fusion = "compress")
+    parties: dict[str, dict[str, Any]] = field(default_factory=dict)  # compressors of parties that have their own
     start: Start = "compressed"  # exact: first reports are not compressed; mean: memories start at a mean
     first: dict[str, Any] = field(default_factory=dict)  # compressor of a row's first report; empty: as the others
+    memory: dict[str, Any] = field(default_factory=dict)  # what both ends remember; empty: error_feedback (EF21)
 
     def build(self) -> Method:
         """Return the method."""
@@ -140,47 +109,10 @@ class MethodConfig:
             raise ConfigError(
                 f"method.name = {self.name!r} needs a compressor, such as {{ name = 'topk', ratio = 0.1 }}."
             )
+        own = {name: made for name, table in self.parties.items() if (made := compressor_from(table))}
         if self.name == "cvfl":
-            return cvfl(compressor, down, fusion)
-        return efvfl(compressor, down, fusion, self.start, first)
-
-
-_OF_SHARED_LABELS = ("downlink", "fusion", "local_steps", "digest_every")
-
-
-@dataclass(frozen=True)
-class AgreementConfig:
-    """What the files of all participants must say alike."""
-
-    labels: Literal["private", "shared"] = "private"  # private: Algorithm 2; shared: all parties hold them, Algorithm 1
-    downlink: Downlink = "relay"  # shared labels: the other parties' packets, or the combination of all (Appendix D)
-    fusion: FusionUpdates = "send"  # shared labels: how the fusion model x0 reaches the parties
-    reports: ReportRange = "batch"  # rows of a report: the batch (C2 o C1), or all rows (Algorithm 1 as stated)
-    local_steps: int = 1  # shared labels: the paper's Q, updates of every block in one round
-    digest_every: int = 50  # shared labels, replicate: steps between two comparisons of the copies
-    pipeline: Pipeline = False  # steps under way at a time: true: 2, auto: measured; updates are that stale, less one
-    memory_dtype: MemoryDtype = ""  # of surrogates at all ends: a narrower one halves them, and rounds
-    cached: CachedSteps = field(default_factory=CachedSteps)  # private labels: what is learnt between two rounds
-    subsets: Subsets = "auto"  # trained to predict: sampled ones, or all alone (off); auto: sampled if rows are missing
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be built."""
-        ranges.check_fields(self, "agreement")
-        self.build()
-
-    def build(self) -> Agreement:
-        """Return the agreement; a setting of shared labels is refused with private ones."""
-        chosen = {name: getattr(self, name) for name in _OF_SHARED_LABELS}
-        mode: LabelMode = SharedLabels(**chosen)
-        if self.labels == "private":
-            for f in fields(self):
-                if f.name in chosen and chosen[f.name] != f.default:
-                    raise ConfigError(
-                        f"agreement.{f.name} does not go with private labels: it would have no effect, because parties "
-                        "run neither the fusion model nor the loss. Leave it out, or set labels = 'shared'."
-                    )
-            mode = PrivateLabels()
-        return Agreement(mode, self.reports, self.pipeline, self.memory_dtype, self.cached, self.subsets)
+            return cvfl(compressor, down, fusion, own)
+        return efvfl(compressor, down, fusion, self.start, first, memory_from(self.memory), own)
 
 
 @dataclass(frozen=True)
@@ -200,6 +132,9 @@ class OwnData:
     bins: int = 16  # table: a number is cut into so many for the model, at most; 0: none
 
 
+ColumnConsent = Literal["no", "own", "shared"]
+
+
 @dataclass(frozen=True)
 class LimitConfig:
     """What a party is ready to do; 0: no limit. Its own copy of the file counts, nobody else's."""
@@ -207,7 +142,9 @@ class LimitConfig:
     bytes: int = 0  # training bytes it sends
     steps: int = 0
     rows: int | None = None  # exact representations it gives by id; left out: 10 for each row it holds, 100,000 or more
+    epsilon: float = 0.0  # what may be spent on a row, where [[party]] protect has noise: it stops when that is spent
     train_rows: bool = False  # also gives its training rows one after another, without ids; they count as `rows`
+    columns: ColumnConsent = "no"  # whether it has its columns' worth looked at: for itself, or also with their names
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range."""
@@ -223,11 +160,19 @@ class PartyConfig:
     data: OwnData | None = None  # in place of its columns in [data]
     private_seed: int | None = None  # of its initial parameters and noise; left out: follows from `seed`
     limits: LimitConfig = field(default_factory=LimitConfig)
+    protect: RowProtection = field(default_factory=RowProtection)  # of its rows, where they leave it
+    training: PartyTrainingConfig = field(default_factory=PartyTrainingConfig)  # of its local model, if not as all
+    report_seconds: float = 1.0  # `efvfl run`: virtual time from a message to its report; no effect on a network
     ids: int = 0  # `efvfl align`: announced size of its table; the label holder refuses 10 % more; 0: any size
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range."""
         ranges.check_fields(self, "party")
+        if self.limits.epsilon and not self.protect.noise:
+            raise ConfigError(
+                f"limits.epsilon of {self.name!r} needs protect.clip and protect.noise: without noise nothing is "
+                "guaranteed, and there is nothing to count."
+            )
 
 
 @dataclass(frozen=True)
@@ -239,6 +184,7 @@ class RunConfig:
     batch_size: int = 128  # 0: full batch
     batch_order: Literal["shuffle", "independent"] = "shuffle"
     loss: str = "cross_entropy"  # with tables it follows from the label, if it is left out
+    metrics: tuple[str, ...] = ()  # further ones of your own, as 'package.module:function' of output and labels
     class_weights: str | tuple[float, ...] = ()  # "balanced", or one for each class; empty: all rows count alike
     memory: Literal["ram", "mapped"] = "ram"  # where surrogates are; mapped: in scratch files, for very many rows
     threads: int = 1  # of torch; small models are fastest with one, 0: as torch decides
@@ -272,11 +218,13 @@ class RunConfig:
 
     @property
     def choices(self) -> rules.Choices:
-        """What the table of rules looks at. Compressors are not built for it: yours may not be importable yet."""
-        method = self.method
+        """What the table of rules looks at. Nothing of yours is imported for it: that may not be possible yet."""
+        method, kind, remembers = self.method, kind_of(self.method.memory), self.method.name == "efvfl"
         return rules.Choices(
             agreement=self.agreement.build(),
-            memory=method.name == "efvfl",
+            memory=remembers and kind.surrogate,
+            own=remembers and bool(kind.own),
+            idle_memory=not remembers and bool(method.memory),
             lossless=method.name == "svfl",
             down=bool(method.down),
             fusion=bool(method.fusion),
@@ -284,11 +232,21 @@ class RunConfig:
             first=bool(method.first),
             combine=self.fusion.combine,
             protect=self.protect.on,
+            releases=self.protect.releases,
+            rows=any(party.protect.on for party in self.party),
+            exact=self.evaluation == "exact",
+            clip=self.protect.clip > 0,
+            visits=self.protect.visits.on,
+            stratify=self.data.stratify,
+            balanced=self.class_weights == "balanced",
             mapped=self.memory == "mapped",
             on_missing=self.network.on_missing,
             decides=self.decides,
             evaluation=self.evaluation,
             sampled=self.agreement.subsets == "sampled",
+            own_local_steps=any(party.training.local_steps for party in self.party),
+            own_optimizer=any(party.training.optimizer for party in self.party),
+            plateau=_on_plateau(self.optimizer),
         )
 
     @property
@@ -299,8 +257,7 @@ class RunConfig:
     @property
     def decides(self) -> bool:
         """Whether the file itself asks for something to be decided by the loss of validation rows."""
-        scheduler = self.optimizer.get("scheduler")
-        return bool(self.patience) or (isinstance(scheduler, dict) and scheduler.get("name") == "ReduceLROnPlateau")
+        return bool(self.patience) or _on_plateau(self.optimizer)
 
     @staticmethod
     def completed(table: dict[str, Any]) -> dict[str, Any]:
@@ -310,6 +267,11 @@ class RunConfig:
     def of(self, name: str) -> PartyConfig:
         """Return what is special about a party; nothing, if the file does not mention it."""
         return next((party for party in self.party if party.name == name), PartyConfig(name))
+
+
+def _on_plateau(optimizer: dict[str, Any]) -> bool:
+    scheduler = optimizer.get("scheduler")
+    return isinstance(scheduler, dict) and scheduler.get("name") == "ReduceLROnPlateau"
 
 
 def check_class_weights(loss: str) -> None:
@@ -328,7 +290,7 @@ def _check_names(names: list[str]) -> None:
             raise ConfigError("a [[party]] has the name 'server', which is the label holder's certificate: rename it.")
 
 
-def on_device(config: RunConfig, device: Literal["cpu", "cuda", "mps"]) -> RunConfig:
+def on_device(config: RunConfig, device: Device) -> RunConfig:
     """Have every local model compute on this device, whatever the file says."""
     parties = tuple(replace(p, model=replace(p.model, device=device)) if p.model else p for p in config.party)
     return replace(config, model=replace(config.model, device=device), party=parties)
@@ -339,7 +301,7 @@ def load(path: Path) -> RunConfig:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # not UTF-8, or a path with a null character
-        raise ConfigError(f"cannot read {path}: {error}") from error
+        raise ConfigError(f"cannot read {path}: {system_text(error)}.") from error
     table = parse(text, str(path))
     if ownership.is_own(table):
         raise ConfigError(f"{path} is one participant's own file: expected one file with the settings of all.")

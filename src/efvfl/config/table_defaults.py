@@ -13,13 +13,13 @@ Table = Mapping[str, Any]
 
 TABLES: Final = "table"  # data.name
 FROM_LABEL: Final = ""  # a loss that follows from the label: two classes, more of them, or numbers
-TOP: Final[Table] = {"epochs": 100, "batch_size": 128, "loss": FROM_LABEL}
+TOP: Final[Table] = {"epochs": 100, "batch_size": 64, "loss": FROM_LABEL}
 DATA: Final[Table] = {"validation": 0.1}  # the share of rows that decide when to stop
 MODEL: Final[Table] = {"hidden": [64], "last": "identity", "skip": True}  # of the network that efvfl makes for a party
 FUSION: Final[Table] = {"combine": "concat", "hidden": [64], "skip": True}
 COMPRESSOR: Final[Table] = {"name": "uniform", "levels": 7, "scale": "row"}
 DOWN: Final[Table] = {"name": "uniform", "levels": 31, "scale": "row"}
-OPTIMIZER: Final[Table] = {"name": "AdamW", "lr": 0.002, "weight_decay": 0.1}
+OPTIMIZER: Final[Table] = {"name": "AdamW", "lr": 0.001, "weight_decay": 0.1}
 
 
 def are_tables(name: str, paths: Iterable[str]) -> bool:

@@ -14,6 +14,9 @@ import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
+
+from efvfl.errors import ConfigError
 
 _beside: list[Path] = []  # the folder of the run file, once it is known
 
@@ -51,6 +54,14 @@ def attribute(path: str) -> object:
     return getattr(found, name)
 
 
+def named(path: str, what: str) -> object:
+    """Return the object that 'package.module:attribute' names, or say which setting, `what`, cannot be imported."""
+    try:
+        return attribute(path)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot import the {what} {path!r}: {error}") from error
+
+
 def _refuse_another(module: str, found: str | None) -> None:
     """Refuse a module beside the file if another one of its name was imported: an installed or an earlier one."""
     for folder in _beside:
@@ -61,6 +72,29 @@ def _refuse_another(module: str, found: str | None) -> None:
                 f"expected the module {module!r} to be {own[0]}, beside the run file, got {found or 'a built-in one'}, "
                 "which Python knows by the same name: rename yours"
             )
+
+
+def own_functions(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options of a scheduler with the functions that `lr_lambda` names, also within those that follow."""
+    found = dict(options)
+    if isinstance(path := found.get("lr_lambda"), str):
+        if ":" not in path:
+            raise ConfigError(f"scheduler.lr_lambda: expected 'package.module:function', got {path!r:.80}.")
+        found["lr_lambda"] = named(path, "scheduler's function")
+    if isinstance(parts := found.get("schedulers"), list):
+        found["schedulers"] = [own_functions(part) if isinstance(part, dict) else part for part in parts]
+    return found
+
+
+def names_in(value: Any) -> list[str]:
+    """Return all texts in nested settings that name code: those with a colon.
+
+    >>> names_in({"a": ["mine:rate", "b"], "c": 3})
+    ['mine:rate']
+    """
+    if isinstance(value, dict | list | tuple):
+        return [name for item in (value.values() if isinstance(value, dict) else value) for name in names_in(item)]
+    return [value] if isinstance(value, str) and ":" in value else []
 
 
 def digest_of_module(module: str) -> str:

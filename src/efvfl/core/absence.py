@@ -2,12 +2,13 @@
 
 While a party is away its surrogate stays as it is, and rows that it never reported are left out of the batch. When it
 is back the server sends SYNC: the party's own surrogate as the server holds it, and with shared labels what the others
-were sent meanwhile.
+were sent meanwhile. A party that is only late is left out in the same way, but its report is taken when it comes:
+late_reports.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,9 +34,11 @@ class Attendance:
         """Start with everybody here."""
         self.names = plan.names
         self.report_rows = plan.report_rows
+        self.asynchronous = plan.agreement.asynchronous.on
         self.away: dict[str, int] = {}  # since which step
+        self.late: dict[str, int] = {}  # the step of a report that is still open, and is taken when it comes
         seen = {name: torch.zeros(plan.batches.samples, dtype=torch.bool) for name in plan.names}
-        self.reported: dict[str, Tensor] = seen if plan.stale else {}  # empty: nobody may be away
+        self.reported: dict[str, Tensor] = seen if plan.partial else {}  # empty: nobody may be missing
 
     @property
     def here(self) -> list[str]:
@@ -43,38 +46,53 @@ class Attendance:
         return [name for name in self.names if name not in self.away] if self.away else self.names
 
     def leave(self, name: str, step: int) -> None:
-        """Proceed without a party from this step on. A report of it on this step is not taken."""
+        """Proceed without a party from this step on. Its report on this step is taken late, or else not at all."""
         if not self.reported:
             raise ProtocolError(f"{name} is missing, and this federation does not proceed without a party.")
-        self.away.setdefault(name, step)
+        (self.late if self.asynchronous else self.away).setdefault(name, step)
 
     def rejoin(self, name: str) -> int:
         """Count a party as here again, and return the step at which it left."""
         return self.away.pop(name)
 
-    def taking_part(self, reporters: Collection[str], rows: Rows, step: int) -> Tensor | None:
-        """Note who has reported which rows, and return which rows of the batch take part; None: all of them.
+    def due(self, name: str, step: int) -> int:
+        """Return the step that a party's next report is on, where the server is at `step`."""
+        return self.late.get(name, step)
 
-        A row takes part if every party that is away has reported it before. A single row is left out too, because a
-        layer that normalises cannot work on it.
+    def expects(self, reporters: Collection[str]) -> bool:
+        """Whether these may report: all that are here, but perhaps those that are late."""
+        here, reporting = set(self.here), set(reporters)
+        return here - self.late.keys() <= reporting <= here
+
+    def note(self, reports: Mapping[str, Message]) -> None:
+        """Note who has reported which rows; nobody of these is late any more."""
+        for name, report in reports.items():
+            self.late.pop(name, None)
+            if self.reported:
+                self.reported[name][self.report_rows.rows(report.step)] = True
+
+    def taking_part(self, rows: Rows) -> Tensor | None:
+        """Return which rows of a batch take part; None: all of them.
+
+        A row takes part if every party has reported it at least once. A single row is left out too, because a layer
+        that normalises cannot work on it.
         """
         mask: Tensor | None = None
-        for name, seen in self.reported.items():
-            if name in reporters:
-                seen[self.report_rows.rows(step)] = True
-            else:
-                mask = take(seen, rows) if mask is None else mask & take(seen, rows)
+        for seen in self.reported.values():
+            mask = take(seen, rows) if mask is None else mask & take(seen, rows)
         if mask is None or bool(mask.all()):
             return None
         return mask if int(mask.sum()) > 1 else torch.zeros_like(mask)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return who is away, and who has reported what."""
-        return {"away": dict(self.away), "reported": {name: seen.clone() for name, seen in self.reported.items()}}
+        """Return who is away or late, and who has reported what."""
+        reported = {name: seen.clone() for name, seen in self.reported.items()}
+        return {"away": dict(self.away), "late": dict(self.late), "reported": reported}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state."""
         self.away = {name: int(step) for name, step in state["away"].items()}
+        self.late = {name: int(step) for name, step in state.get("late", {}).items()}
         for name, seen in self.reported.items():
             seen.copy_(state["reported"][name])
 

@@ -70,6 +70,28 @@ class CachedSteps:
             )
 
 
+@dataclass(frozen=True)
+class Quorum:
+    """Asynchronous parties: a step is taken without waiting for all reports (not in the paper).
+
+    >>> Agreement(asynchronous=Quorum(reports=3, most_stale=10)).asynchronous.on
+    True
+    """
+
+    reports: int = 0  # a step is taken as soon as so many are here; 0: all
+    deadline_seconds: float = 0.0  # or when it has waited this long and one is here; 0: there is no deadline
+    most_stale: int = 20  # steps that may pass without a party's open report: then it is waited for
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range."""
+        ranges.check_fields(self, "asynchronous")
+
+    @property
+    def on(self) -> bool:
+        """Whether a step may be taken before all have reported."""
+        return self.reports > 0 or self.deadline_seconds > 0
+
+
 LabelMode = PrivateLabels | SharedLabels
 _MODES = {"private": PrivateLabels, "shared": SharedLabels}
 
@@ -91,6 +113,7 @@ class Agreement:
     memory_dtype: MemoryDtype = ""  # of surrogates at all ends: a narrower one halves them, and rounds
     cached: CachedSteps = field(default_factory=CachedSteps)  # private labels: what is learnt between rounds
     subsets: Subsets = "auto"  # trained to predict: sampled ones, or all alone (off); auto: sampled if rows are missing
+    asynchronous: Quorum = field(default_factory=Quorum)  # whether, and when, a step is taken without some reports
 
     def __post_init__(self) -> None:
         """Turn a word into its label mode; refuse unknown words."""
@@ -108,6 +131,8 @@ class Agreement:
             ranges.check("agreement.pipeline", self.pipeline, "pipeline")
         if not isinstance(self.cached, CachedSteps):
             raise ConfigError(f"cached: expected CachedSteps(...), got {describe(self.cached)}.")
+        if not isinstance(self.asynchronous, Quorum):
+            raise ConfigError(f"asynchronous: expected Quorum(...), got {describe(self.asynchronous)}.")
 
     @property
     def shared(self) -> SharedLabels | None:

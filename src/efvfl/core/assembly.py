@@ -23,13 +23,17 @@ from efvfl.core.fusion_updates import (
     FusionSender,
 )
 from efvfl.core.local_model import LocalModel, PlainModel
+from efvfl.core.optimizer import Optimizer
 from efvfl.core.party import Party, PartyLabelMode
 from efvfl.core.plan import Plan
+from efvfl.core.private_descent import PrivateDescent
 from efvfl.core.private_labels import PrivateLabelsParty, PrivateLabelsServer
 from efvfl.core.protection import Protection
+from efvfl.core.row_protection import RowClip, RowNoise, RowProtection
 from efvfl.core.server import Server, ServerLabelMode
 from efvfl.core.shared_labels import SharedLabelsParty, SharedLabelsServer
 from efvfl.core.targets import Targets
+from efvfl.core.visit_noise import OutputNoise
 from efvfl.errors import ConfigError
 from efvfl.util.rng import derive
 
@@ -55,7 +59,10 @@ def make_server(
         channels = {name: plan.validation_channel(name) for name in plan.names}
         evaluation = ServerEvaluation(plan, block, held_out or {}, channels)
     ups = {name: plan.channel(name, "up") for name in plan.names}
-    return Server(plan, block, targets, ups, label_mode, evaluation)
+    noise: OutputNoise | None = None
+    if protect and protect.visits.on:
+        noise = OutputNoise(plan, targets, protect.visits, derive(private_seed, "visits"))
+    return Server(plan, block, targets, ups, label_mode, evaluation, noise)
 
 
 @dataclass(frozen=True)
@@ -67,9 +74,16 @@ class SharedParts:
     channels: Mapping[str, Channel] | None = None  # in the server's process: its ends of the parties' channels
 
 
-def plain_model(plan: Plan, name: str, module: nn.Module, features: Tensor | Source, private_seed: int) -> PlainModel:
-    """Return a party's model as it computes alone, on these columns."""
-    block = Block(module, plan.optimizer, plan.batches.per_epoch)
+def plain_model(
+    plan: Plan,
+    name: str,
+    module: nn.Module,
+    features: Tensor | Source,
+    private_seed: int,
+    optimizer: Optimizer | None = None,
+) -> PlainModel:
+    """Return a party's model as it computes alone, on these columns; perhaps with an optimiser of its own."""
+    block = Block(module, optimizer or plan.optimizer, plan.batches.per_epoch)
     return PlainModel(block, features, dropout_key(private_seed), name)
 
 
@@ -85,8 +99,14 @@ def make_party(
     private_seed: int,
     shared: SharedParts | None = None,
     held_out: Mapping[str, Tensor] | None = None,
+    protect: RowProtection | None = None,
+    local_steps: int = 0,
 ) -> Party:
-    """Assemble a party from what it alone holds, also columns of held-out rows; with shared labels that is more."""
+    """Assemble a party from what it alone holds, also columns of held-out rows; with shared labels that is more.
+
+    `protect` is how its rows are protected where they leave it, which those of the label holder do not if labels are
+    private. `local_steps` are its own; 0: as all.
+    """
     label_mode: PartyLabelMode
     if plan.agreement.shared is None:
         label_mode = PrivateLabelsParty(plan.number(name), plan.channel(name, "down"))
@@ -99,7 +119,21 @@ def make_party(
     if plan.held_out:
         channel = plan.validation_channel(name, derive(private_seed, "noise", "validation"))
         evaluation = PartyEvaluation(model.block, held_out or {}, channel)
-    return Party(plan, name, model, plan.channel(name, "up", derive(private_seed, "noise")), label_mode, evaluation)
+    noise: RowNoise | None = None
+    if protect and protect.on:
+        if plan.agreement.private and name == plan.label_holder:
+            raise ConfigError(
+                f"protect of {name!r}: it sits next to the server, and its rows do not leave it: leave protect out. "
+                "For its labels there is [protect]."
+            )
+        RowClip(protect.clip).put_on(model.block.module, name)
+        noise = RowNoise(plan, name, protect, derive(private_seed, "rows"))
+    up = plan.channel(name, "up", derive(private_seed, "noise"))
+    party = Party(plan, name, model, up, label_mode, evaluation, noise)
+    if protect and protect.of_columns:
+        party.descent = PrivateDescent(plan, name, model, protect, derive(private_seed, "gradients"))
+    party.local_steps = local_steps or party.local_steps
+    return party
 
 
 def _peers(plan: Plan, name: str, shared: SharedParts) -> dict[str, Channel]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer as TorchOptimizer
 
+from efvfl.core.gradients import backward
 from efvfl.core.optimizer import Optimizer
 from efvfl.errors import CheckpointError, ProtocolError
 
@@ -37,7 +38,7 @@ class Block:
         self._everything = list(module.parameters())
         self.parameters = [p for p in self._everything if p.requires_grad]
         self.dtype = next((p.dtype for p in self._everything), torch.get_default_dtype())
-        self.steps_per_epoch = steps_per_epoch
+        self.period = 1 if optimizer and optimizer.scheduler_every == "step" else steps_per_epoch  # of the scheduler
         # A fusion model may have no parameters at all, and torch refuses to optimise nothing.
         self.optimizer = optimizer.build(self.parameters) if optimizer and self.parameters else None
         self.scheduler = optimizer.build_scheduler(self.optimizer) if optimizer and self.optimizer else None
@@ -68,7 +69,6 @@ class Block:
         for name, leaf in leaves.items():
             named[name].grad = leaf.grad
 
-    @torch.no_grad()
     def update(self) -> None:
         """Move x along its gradient, as the optimiser does."""
         if self.optimizer is None:
@@ -79,13 +79,13 @@ class Block:
         rate = self.optimizer.param_groups[0]["lr"]
         for parameter in self.parameters:
             if parameter.grad is not None:
-                parameter.add_(parameter.grad, alpha=-rate)
+                parameter.detach().add_(parameter.grad, alpha=-rate)
 
     def descend(self, loss: Tensor) -> None:
         """Take one step down a loss."""
         self.zero_grad()
         if loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
+            backward(loss)
         self.update()
 
     def descend_from(self, h: Tensor, cotangent: Tensor, leaves: Mapping[str, Tensor]) -> None:
@@ -95,20 +95,20 @@ class Block:
         """
         self.zero_grad()
         if h.requires_grad:
-            h.backward(cotangent)  # type: ignore[no-untyped-call]
+            backward(h, cotangent)
         self.take_gradients(leaves)
         self.update()
 
     def end_step(self, step: int) -> None:
-        """Move the learning rate at the end of an epoch."""
-        if self.scheduler is not None and (step + 1) % self.steps_per_epoch == 0:
+        """Move the learning rate at the end of an epoch, or of every step."""
+        if self.scheduler is not None and (step + 1) % self.period == 0:
             self.scheduler.step()
 
     def end_steps(self, steps: range) -> None:
         """Move the learning rate as at the ends of these steps."""
         if self.scheduler is not None:
-            first_end = steps.start + -(steps.start + 1) % self.steps_per_epoch
-            for step in range(first_end, steps.stop, self.steps_per_epoch):
+            first_end = steps.start + -(steps.start + 1) % self.period
+            for step in range(first_end, steps.stop, self.period):
                 self.end_step(step)
 
     def buffers(self) -> dict[str, Tensor]:
@@ -117,7 +117,8 @@ class Block:
 
     def tensors(self) -> list[Tensor]:
         """Return parameters and buffers themselves."""
-        return [*self._everything, *self.module.buffers()]  # buffers are asked for anew: a module may replace one
+        # Buffers are asked for anew: a module may replace one.
+        return [*self._everything, *self.module.buffers()] if _has_buffers(self.module) else [*self._everything]
 
     def size(self) -> int:
         """Return the length of `vector`, without making it."""
@@ -209,7 +210,12 @@ class Block:
 
 def copies_of_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return copies of all buffers by name: running statistics and the like."""
-    return {name: buffer.clone() for name, buffer in module.named_buffers()}
+    return {name: buffer.clone() for name, buffer in module.named_buffers()} if _has_buffers(module) else {}
+
+
+def _has_buffers(module: nn.Module) -> bool:
+    """Whether there is any: most small models have none, and every step asks."""
+    return bool(module._buffers) or any(_has_buffers(part) for part in module._modules.values() if part is not None)
 
 
 def aside(module: nn.Module, *inputs: Tensor, values: dict[str, Tensor] | None = None) -> Tensor:
@@ -239,7 +245,6 @@ def unflatten(vector: Tensor, into: list[Tensor]) -> None:
             "do all participants build the same fusion model and optimiser?"
         )
     start = 0
-    with torch.no_grad():
-        for tensor in into:
-            tensor.copy_(vector[start : start + tensor.numel()].view_as(tensor))
-            start += tensor.numel()
+    for tensor in into:
+        tensor.detach().copy_(vector[start : start + tensor.numel()].view_as(tensor))
+        start += tensor.numel()

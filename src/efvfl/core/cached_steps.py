@@ -152,7 +152,8 @@ def learn_at_server(server: Server, context: StepContext) -> None:
         server.block.zero_grad()
         leaf = past.combined.clone().requires_grad_()
         output = head_output(server.fusion, leaf, derive(server.plan.fusion_key, context.step, turn))
-        loss = server.loss(output, past.targets.labels, past.targets.weights)
+        visited = server.visit(server.batches.rows(past.step), past.mask, "cached", context.step, turn)
+        loss = visited(output, past.targets.labels, past.targets.weights)
         of_output, slope = torch.autograd.grad(loss, (output, leaf), retain_graph=True)
         weights = server.cached.weights(past.slope, slope)
         output.backward(of_output * weights.reshape(-1, *[1] * (output.dim() - 1)))  # type: ignore[no-untyped-call]

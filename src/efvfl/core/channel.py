@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from efvfl.compress import Compressor, Identity, decode
-from efvfl.core.batches import Rows, take
-from efvfl.core.memory import Direct, ErrorFeedback, Memory
+from efvfl.core.batches import Rows
+from efvfl.core.memories import Direct
+from efvfl.core.memory import MemoryEnd
 from efvfl.core.methods import Link
 from efvfl.errors import CompressionError, ProtocolError
 from efvfl.util.rng import at_step
 from efvfl.wire.packet import DTYPES, Packet
 
 Packets = tuple[Packet, ...]
+Parts = list[tuple[bool, Tensor | None]]  # for every packet whether it is of first visits, and its rows; None: all
+
+SendWatch = Callable[[int, Tensor, Tensor, Packets], None]  # step, residual, what arrives of it, packets
 
 LARGEST = 1e12  # of a value that another participant sends; one in float32 is off by 60,000 there already
 
@@ -60,7 +64,7 @@ class Channel:
     def __init__(
         self,
         link: Link,
-        memory: Memory,
+        memory: MemoryEnd,
         width: tuple[int, ...],
         dtype: torch.dtype,
         key: int = 0,
@@ -75,6 +79,7 @@ class Channel:
         self.key = key
         self.what = what
         self.seconds = 0.0  # spent in codecs
+        self.watch: SendWatch | None = None  # sees what is sent, and changes nothing
         # The last packets, decoded, and the surrogate then.
         self._received: tuple[Packets, Tensor, Tensor] | None = None
         self._firsts: tuple[bool, ...] = (False,)  # which of the last packets are of first visits
@@ -82,7 +87,7 @@ class Channel:
     @property
     def exact(self) -> bool:
         """Whether values are sent as they are and nothing is remembered."""
-        return isinstance(self.compressor, Identity) and isinstance(self.memory, Direct)
+        return isinstance(self.compressor, Identity) and isinstance(self.memory.rule, Direct)
 
     def send(self, rows: Rows, value: Tensor, step: int) -> tuple[Packets, Tensor]:
         """Return C(value - G) as packets, and the surrogate that both ends hold after absorbing them.
@@ -91,33 +96,39 @@ class Channel:
         Of no rows there is no packet.
         """
         value = value.detach()
-        started = time.perf_counter()
-        packets = self._packets(rows, self.memory.residual(rows, value), step)
+        started, parts = time.perf_counter(), self._parts(rows)
+        residual = self.memory.residual(rows, value)
+        packets = self._packets(parts, residual, step)
         self.seconds += time.perf_counter() - started
-        return packets, self._absorb(rows, packets, self.decode(rows, packets, len(value)))
+        decoded = self._decoded(parts, packets, value.shape[0])
+        if self.watch is not None:
+            self.watch(step, residual, decoded, packets)
+        self.memory.sent(rows, value, decoded)
+        return packets, self._absorb(rows, packets, decoded)
 
     def try_out(self, rows: Rows, residual: Tensor, step: int) -> Tensor:
         """Return what would arrive of a residual of these rows. Nothing is counted, sent or remembered."""
-        return self.decode(rows, self._packets(rows, residual, step), len(residual))
+        parts = self._parts(rows)
+        return self._decoded(parts, self._packets(parts, residual, step), residual.shape[0])
 
-    def _packets(self, rows: Rows, residual: Tensor, step: int) -> Packets:
-        """Return a residual of these rows as packets; the first of all has the mean, where the memory starts there."""
+    def _packets(self, parts: Parts, residual: Tensor, step: int) -> Packets:
+        """Return a residual as packets; the first of all has the mean, where the memory starts there."""
         mean: Packets = ()
-        if not len(residual):
+        if not residual.shape[0]:
             return mean
         if self.memory.wants_mean:
             center = residual.mean(dim=0)
             mean, residual = send_exactly(center, self.what), residual - center
         return mean + tuple(
             self._encode(self._compressor(first, step), residual if mask is None else residual[mask], step)
-            for first, mask in self._parts(rows)
+            for first, mask in parts
         )
 
     def _mean(self, packets: Packets) -> Tensor:
         return unpack(packets[0], self.width, self.dtype, f"{self.what}, its mean")
 
-    def _parts(self, rows: Rows) -> list[tuple[bool, Tensor | None]]:
-        """Return for every packet of these rows whether it is of first visits, and its rows; None: all of them."""
+    def _parts(self, rows: Rows) -> Parts:
+        """Return how rows are divided among packets."""
         new = self.memory.first_visits(rows)
         if new is None or bool(new.all()):
             return [(new is not None, None)]
@@ -146,9 +157,18 @@ class Channel:
         """Return the decoded change of `count` rows, or refuse the packets. Nothing is absorbed yet."""
         if self._received is not None and self._received[0] is packets:
             return self._received[1]
+        return self._decoded(self._parts(rows), packets, count)
+
+    def _decoded(self, parts: Parts, packets: Packets, count: int) -> Tensor:
+        started = time.perf_counter()
+        decoded = self._decode(parts, packets, count)
+        self.seconds += time.perf_counter() - started
+        return decoded
+
+    def _decode(self, parts: Parts, packets: Packets, count: int) -> Tensor:
         if not count:
             return self._nothing(packets)
-        parts, wants_mean = self._parts(rows), self.memory.wants_mean
+        wants_mean = self.memory.wants_mean
         expected = len(parts) + wants_mean
         if len(packets) != expected:
             raise ProtocolError(f"{self.what}: expected {expected} packet{'s' * (expected > 1)}, got {len(packets)}.")
@@ -161,7 +181,7 @@ class Channel:
             raise ProtocolError(f"{self.what}: expected no packet for a batch without rows, got {len(packets)}.")
         return torch.empty((0, *self.width), dtype=self.dtype)
 
-    def _decode_parts(self, parts: list[tuple[bool, Tensor | None]], packets: Packets, count: int) -> Tensor:
+    def _decode_parts(self, parts: Parts, packets: Packets, count: int) -> Tensor:
         if len(parts) == 1:
             return unpack(packets[0], (count, *self.width), self.dtype, self.what)
         decoded = torch.empty((count, *self.width), dtype=self.dtype)
@@ -186,28 +206,26 @@ class Channel:
 
     def surrogate_with(self, rows: Rows, decoded: Tensor) -> Tensor:
         """Return the surrogate of these rows as absorbing this would make it; nothing is absorbed."""
-        return self.surrogate(rows) + decoded if isinstance(self.memory, ErrorFeedback) else decoded
+        return self.memory.after(rows, decoded)
 
     def surrogate(self, rows: Rows) -> Tensor:
-        """Return G[rows] as it is; only error feedback has one."""
-        assert isinstance(self.memory, ErrorFeedback), "checked when the federation was built"
-        return take(self.memory.g, rows).to(self.dtype)
+        """Return G[rows] as it is; not every memory has one."""
+        return self.memory.surrogate(rows)
 
     def restore(self, rows: Rows, surrogate: Tensor) -> None:
         """Set G[rows] to what the other end holds."""
-        assert isinstance(self.memory, ErrorFeedback), "checked when the federation was built"
-        self.memory.g[rows] = surrogate.to(self.memory.g.dtype)
+        self.memory.restore(rows, surrogate)
 
     def surrogate_after(self, rows: Rows, packets: Packets, count: int) -> Tensor:
         """Return the surrogate of these rows, given the last packets that were absorbed."""
-        if isinstance(self.memory, ErrorFeedback):
-            return take(self.memory.g, rows).to(self.dtype)
+        if self.memory.keeps:
+            return self.memory.surrogate(rows)
         if not count:
             return self._nothing(packets)
         return unpack(packets[0], (count, *self.width), self.dtype, self.what)
 
     def digest(self) -> str:
-        """Return a text that differs for memories that differ, wherever they are kept."""
+        """Return a text that differs where what both ends remember does, wherever it is kept."""
         found = hashlib.blake2b(digest_size=8)
         for name, value in sorted(self.memory.tensors().items()):
             found.update(name.encode())
@@ -222,6 +240,11 @@ class Channel:
         """Go on from a saved state."""
         self._received = None
         self.memory.load_state_dict(state["memory"])
+
+
+def codec_seconds(channels: Iterable[Channel]) -> float:
+    """Return the time that was spent in codecs, where a channel may be named by several who use it."""
+    return sum(channel.seconds for channel in {id(channel): channel for channel in channels}.values())
 
 
 def send_bytes(data: bytes) -> Packets:

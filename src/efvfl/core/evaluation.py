@@ -83,11 +83,18 @@ def _represented(party: Party, evaluation: PartyEvaluation, kind: Kind) -> Packe
     if kind == Kind.EVALUATE:
         if "validation" not in here:
             return ()
-        h = party.model.represent(evaluation.columns["validation"])
+        h = _leaving(party, "validation", "evaluate")
         return evaluation.channel.send(ALL, h, party.step)[0]
-    found = [party.model.represent(evaluation.columns[split]) for split in here]
+    found = [_leaving(party, split, "final") for split in here]
     compressor = Identity() if evaluation.channel.exact else FINE
     return tuple(packet for h in found for packet in send_alone(h, "a representation", compressor))
+
+
+def _leaving(party: Party, split: str, asked: str) -> Tensor:
+    """Return the representation of a held-out split as it may leave the party."""
+    assert party.evaluation is not None, "it was asked about held-out rows"
+    h = party.model.represent(party.evaluation.columns[split])
+    return party.noise.evaluate(h, split, asked, party.step) if party.noise else h
 
 
 def _carry_out(party: Party, evaluation: PartyEvaluation, message: Message) -> None:
@@ -126,6 +133,9 @@ class ServerEvaluation:
         self.targets = targets
         self.channels = channels
         self.kept = KeptModel(block)
+        self.parts: dict[
+            str, dict[str, Tensor]
+        ] = {}  # as sent at the end, by split and party; zeros where one lacks a row
 
     def ask(self, kind: Kind, step: int) -> dict[str, Message]:
         """Return what every party is asked before this step: EVALUATE or FINAL."""
@@ -143,6 +153,8 @@ class ServerEvaluation:
         if asked == Kind.EVALUATE:
             return {"validation": self._predict("validation", {n: self._absorb(n, packets[n]) for n in packets})}
         fine = {name: self._fine(name, packets[name]) for name in packets}
+        if self.plan.presence is not None:  # else nobody can do with fewer, and they are not needed again
+            self.parts = {split: self._spread(split, fine) for split in self.plan.held_out}
         return {
             split: self._predict(split, {name: parts[split] for name, parts in fine.items()})
             for split in self.plan.held_out
@@ -185,6 +197,11 @@ class ServerEvaluation:
             refuse_huge(found[split], f"{name}'s {split} rows")
         return found
 
+    def _spread(self, split: str, fine: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the rows of a split that every party sent, with zeros for those that it lacks."""
+        presence, parts = self.plan.held_out_presence.get(split), {name: fine[name][split] for name in fine}
+        return {name: presence.spread(name, part) for name, part in parts.items()} if presence else parts
+
     def _predict(self, split: str, parts: Mapping[str, Tensor]) -> Tensor:
         """Return the output of the fusion model in evaluation mode, a part of the rows at a time."""
         presence, found, mask = self.plan.held_out_presence.get(split), list(parts.values()), None
@@ -203,10 +220,11 @@ class ServerEvaluation:
     def state_dict(self) -> dict[str, Any]:
         """Return the memories and the kept model."""
         channels = {name: channel.state_dict() for name, channel in self.channels.items()}
-        return {"channels": channels, "kept": self.kept.state_dict()}
+        return {"channels": channels, "kept": self.kept.state_dict(), "parts": self.parts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
         for name, channel in self.channels.items():
             channel.load_state_dict(state["channels"][name])
         self.kept.load_state_dict(state["kept"])
+        self.parts = {split: dict(parts) for split, parts in state.get("parts", {}).items()}

@@ -44,7 +44,7 @@ class Fusion(nn.Module):
             raise ConfigError(f"combine: expected 'sum', 'mean' or 'concat', got {combine!r}.")
         self.head = head
         self.kind: Combine = combine
-        self.widths = torch.tensor(widths or ())
+        self.widths = list(widths or ())
         self.shows_presence = shows_presence
         stands_in = widths is not None and combine == "concat"
         self.stand_in = nn.Parameter(torch.zeros(sum(widths or ()), dtype=_dtype(head))) if stands_in else None
@@ -86,7 +86,8 @@ class Fusion(nn.Module):
                 return combined
             present = combined.new_ones(len(combined), len(self.widths))
         if self.stand_in is not None:
-            combined = combined + torch.repeat_interleave(1 - present, self.widths, dim=1) * self.stand_in
+            absent = [1 - present[:, k : k + 1].expand(-1, width) for k, width in enumerate(self.widths)]
+            combined = combined + torch.cat(absent, dim=1) * self.stand_in
         return torch.cat([combined, present], dim=1) if self.shows_presence else combined
 
     def join(self, parts: list[Tensor], present: PresentBatch | None) -> Tensor:
@@ -135,10 +136,11 @@ def _dtype(head: nn.Module) -> torch.dtype:
     return next((p.dtype for p in head.parameters()), torch.get_default_dtype())
 
 
-def predict_alone(fusion: Fusion, parts: list[Tensor]) -> Tensor:
+def predict_alone(fusion: Fusion, parts: list[Tensor], present: Tensor | None = None) -> Tensor:
     """Return the output of each row in evaluation mode, as if it were alone: the same bits whatever is beside it."""
     with torch.no_grad(), evaluating([fusion]):
-        return one_by_one(fusion.head, fusion.combine(parts))  # sums of numbers do not depend on their neighbours
+        combined = fusion.combine(parts, present)  # sums of numbers do not depend on their neighbours
+        return one_by_one(fusion.head, fusion.head_input(combined, present))
 
 
 def _total(parts: list[Tensor]) -> Tensor:

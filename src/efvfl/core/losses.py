@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -30,6 +30,30 @@ class Loss:
     metric: Callable[[Tensor, Tensor], float]  # (output, target) of all rows -> a number, larger is better
     labels: str = "any"  # what it takes: "classes" (from 0), "shares" (between 0 and 1), "numbers" (no bool), "any"
     each: Callable[[Tensor, Tensor], Tensor] | None = None  # (output, target) -> (rows, ...): rows can have weights
+    truth: Loss | None = None  # what is measured on true labels, where this one is for randomised ones
+    # Further metrics that records have, by name.
+    more: Mapping[str, Callable[[Tensor, Tensor], float]] = field(default_factory=dict, compare=False)
+
+    @property
+    def on_truth(self) -> Loss:
+        """What is measured on true labels."""
+        return self.truth or self
+
+    def measured(self, output: Tensor, target: Tensor) -> dict[str, float]:
+        """Return the metric and all further ones, by name."""
+        own = {name: float(metric(output, target)) for name, metric in self.more.items()}
+        return {self.metric_name: self.metric(output, target)} | own
+
+    def with_metrics(self, more: Mapping[str, Callable[[Tensor, Tensor], float]]) -> Loss:
+        """Return the loss with further metrics beside its own."""
+        for name, metric in more.items():
+            if not isinstance(name, str) or name in ("loss", self.metric_name) or not callable(metric):
+                raise ConfigError(
+                    f"metrics: expected functions of output and labels, by names other than 'loss' and "
+                    f"{self.metric_name!r}, got {describe(metric)} as {describe(name)}."
+                )
+        truth = None if self.truth is None else self.truth.with_metrics(more)
+        return replace(self, more=dict(more), truth=truth) if more else self
 
     def __call__(self, output: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the mean loss; with weights of rows, the mean of weighted losses.
@@ -128,6 +152,11 @@ def weighted(loss: Loss, weights: Tensor) -> Loss:
     return replace(loss, function=each.mean, each=each)
 
 
+def class_weights_of(loss: Loss) -> tuple[Loss, Tensor | None]:
+    """Return the loss without weights of classes, and these."""
+    return (loss.each.loss, loss.each.weights) if isinstance(loss.each, _OfClasses) else (loss, None)
+
+
 @dataclass(frozen=True)
 class _OfClasses:
     """The losses of rows, each multiplied by the weight of its class."""
@@ -143,6 +172,22 @@ class _OfClasses:
         return self(output, target).mean()
 
 
+# How far the derivative of a row's loss by the output can differ between two labels, as an L2 norm. With p = softmax or
+# sigmoid it is p minus the label; that of huber lies between -1 and 1.
+_SLOPES = {"cross_entropy": 2**0.5, "binary_cross_entropy": 1.0, "huber": 2.0}
+
+
+def slope_bound(loss: Loss) -> float | None:
+    """Return how far the derivative of a row's loss by the output can differ between two labels; None: not known.
+
+    A row that counts with the weight of its class moves by at most the largest weight as much.
+    """
+    if isinstance(loss.each, _OfClasses):
+        bound = slope_bound(loss.each.loss)
+        return None if bound is None else bound * float(loss.each.weights.max())
+    return _SLOPES.get(loss.name) if loss == LOSSES.get(loss.name) else None  # not of another of the same name
+
+
 def class_weights(
     wanted: str | Sequence[float], labels: Tensor, classes: int, row_weights: Tensor | None = None
 ) -> Tensor:
@@ -151,15 +196,18 @@ def class_weights(
     "balanced" weighs every class by the inverse of its share. Rows that have weights themselves count with these.
     """
     counts = torch.bincount(labels.long(), row_weights, minlength=classes).double()
-    if isinstance(wanted, str):
-        weights = 1 / counts.where(counts > 0, 1.0)  # no row has the weight of a class without rows
-    else:
-        if len(wanted) != classes or not all(weight > 0 for weight in wanted):
-            raise ConfigError(f"class_weights: expected {classes} positive numbers, got {describe(list(wanted))}.")
-        for i, weight in enumerate(wanted):
-            ranges.check("class_weights", weight, f"class_weights[{i}]")
-        weights = torch.tensor(wanted, dtype=torch.float64)
+    inverse = 1 / counts.where(counts > 0, 1.0)  # no row has the weight of a class without rows
+    weights = inverse if isinstance(wanted, str) else given_weights(wanted, classes)
     return weights * counts.sum() / (weights * counts).sum()
+
+
+def given_weights(wanted: Sequence[float], classes: int) -> Tensor:
+    """Return weights of classes as they were given, or refuse them."""
+    if len(wanted) != classes or not all(weight > 0 for weight in wanted):
+        raise ConfigError(f"class_weights: expected {classes} positive numbers, got {describe(list(wanted))}.")
+    for i, weight in enumerate(wanted):
+        ranges.check("class_weights", weight, f"class_weights[{i}]")
+    return torch.tensor(wanted, dtype=torch.float64)
 
 
 def lookup(loss: str | Loss) -> Loss:
@@ -171,6 +219,30 @@ def lookup(loss: str | Loss) -> Loss:
             f"expected a loss, got {describe(loss)}. Give a name ({', '.join(map(repr, LOSSES))}), or "
             "Loss(name, function, metric_name, metric) around a function of your own."
         )
+    if ":" in loss:
+        return _own(loss)
     if loss not in LOSSES:
         raise ConfigError(f"there is no loss {loss!r}. {nearest(loss, LOSSES)}")
     return LOSSES[loss]
+
+
+_finders: list[Callable[[str], object]] = []
+
+
+def find_own_with(finder: Callable[[str], object]) -> None:
+    """Have losses of your own that run files name found in this way."""
+    _finders[:] = [finder]
+
+
+def _own(path: str) -> Loss:
+    """Return the loss that 'package.module:attribute' names: a `Loss`, or what returns one."""
+    if not _finders:
+        raise ConfigError(f"loss {path!r}: names of code work in run files; in Python, give the Loss itself.")
+    try:
+        found = _finders[0](path)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot import the loss {path!r}: {error}") from error
+    made = found() if callable(found) and not isinstance(found, Loss) else found
+    if not isinstance(made, Loss):
+        raise ConfigError(f"{path!r}: expected an efvfl.Loss, or a function that returns one, got {describe(made)}.")
+    return replace(made, name=path)

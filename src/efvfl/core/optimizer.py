@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 from torch.optim import Optimizer as TorchOptimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, SequentialLR
 
 from efvfl.core import ranges
 from efvfl.errors import ConfigError, describe, nearest
+
+Every = Literal["epoch", "step"]
 
 # What torch has and a party cannot use, and why.
 _UNFIT = {
     "LBFGS": "it evaluates the loss many times a step, and a party cannot",
     "SparseAdam": "it takes sparse gradients only, and these are dense",
     "ChainedScheduler": "it needs schedulers that are made already, and each participant makes its own",
-    "SequentialLR": "it needs schedulers that are made already, and each participant makes its own",
 }
 # What torch raises for options that it cannot use.
 _REFUSALS = (TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError, AttributeError, LookupError)
@@ -27,12 +29,16 @@ _REFUSALS = (TypeError, ValueError, RuntimeError, ArithmeticError, AssertionErro
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimiser of `torch.optim` by name, and a learning-rate scheduler, stepped once an epoch.
+    """An optimiser of `torch.optim` by name, and a learning-rate scheduler, stepped once an epoch or once a step.
 
-    All are there but LBFGS, SparseAdam, ChainedScheduler and SequentialLR. ReduceLROnPlateau is stepped once a record:
-    the server decides by the loss of validation rows, and tells the parties the rate.
+    All are there but LBFGS, SparseAdam and ChainedScheduler. ReduceLROnPlateau is stepped once a record: the server
+    decides by the loss of validation rows, and tells the parties the rate. SequentialLR takes its `schedulers` as
+    tables with a name, so that a warm-up is written like this:
 
-    >>> Optimizer("SGD", {"lr": 0.1, "momentum": 0.9}, "StepLR", {"step_size": 10}).name
+    >>> warm = {"name": "LinearLR", "start_factor": 0.1, "total_iters": 100}
+    >>> then = {"name": "CosineAnnealingLR", "T_max": 900}
+    >>> both = {"schedulers": [warm, then], "milestones": [100]}
+    >>> Optimizer("SGD", {"lr": 0.1, "momentum": 0.9}, "SequentialLR", both, scheduler_every="step").name
     'SGD'
     """
 
@@ -40,6 +46,7 @@ class Optimizer:
     options: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.1})
     scheduler: str = ""  # a name in torch.optim.lr_scheduler; empty: constant
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
+    scheduler_every: Every = "epoch"  # or "step": what its lengths count
 
     def __post_init__(self) -> None:
         """Refuse names torch does not have, and those that need more than a gradient."""
@@ -51,7 +58,11 @@ class Optimizer:
                 )
             ranges.check_numbers("optimizer.*", dict(options), "optimizer" if name == "options" else "scheduler")
         if self.scheduler:
-            _check_name(self.scheduler, torch.optim.lr_scheduler, LRScheduler, "scheduler")
+            _check_scheduler(self.scheduler, self.scheduler_options)
+        if self.scheduler_every not in get_args(Every):
+            raise ConfigError(f"scheduler.every: got {describe(self.scheduler_every)}. Known: epoch, step")
+        if self.on_plateau and self.scheduler_every != "epoch":
+            raise ConfigError("scheduler.every: ReduceLROnPlateau is stepped at every record: leave `every` out.")
         if self.on_plateau and (mode := self.scheduler_options.get("mode", "min")) != "min":
             raise ConfigError(
                 f"scheduler.mode: expected 'min', as it watches a loss, got {describe(mode)}: leave it out."
@@ -78,7 +89,7 @@ class Optimizer:
         """Return the scheduler, or None for a learning rate that is constant but for what the server says."""
         if not self.scheduler or self.on_plateau:
             return None
-        maker = getattr(torch.optim.lr_scheduler, self.scheduler)
+        maker = partial(_make_scheduler, self.scheduler)
         try:
             self._try_out(torch.float32, maker)
             made: LRScheduler = maker(optimizer, **self.scheduler_options)
@@ -109,6 +120,34 @@ class Optimizer:
         optimizer.step()
         if after:
             after.step()
+
+
+def _check_scheduler(name: object, options: Mapping[str, Any]) -> None:
+    """Refuse names torch does not have, also those of schedulers that follow each other."""
+    _check_name(name, torch.optim.lr_scheduler, LRScheduler, "scheduler")
+    if name != SequentialLR.__name__:
+        return
+    parts = options.get("schedulers")
+    if not isinstance(parts, Sequence) or not parts or not all(isinstance(p, Mapping) and "name" in p for p in parts):
+        raise ConfigError(
+            "scheduler.schedulers: expected tables with a name, in their order, such as [{ name = 'LinearLR', "
+            f"total_iters = 5 }}, {{ name = 'CosineAnnealingLR', T_max = 95 }}], got {describe(parts)}."
+        )
+    for part in parts:
+        if part["name"] == ReduceLROnPlateau.__name__:
+            raise ConfigError(
+                "scheduler.schedulers: ReduceLROnPlateau follows a loss, and the others count: use it alone."
+            )
+        _check_scheduler(part["name"], {key: value for key, value in part.items() if key != "name"})
+
+
+def _make_scheduler(name: str, optimizer: TorchOptimizer, **options: Any) -> LRScheduler:
+    """Return a scheduler, and those within it."""
+    if name == SequentialLR.__name__:
+        parts = [dict(part) for part in options.pop("schedulers")]
+        options["schedulers"] = [_make_scheduler(part.pop("name"), optimizer, **part) for part in parts]
+    made: LRScheduler = getattr(torch.optim.lr_scheduler, name)(optimizer, **options)
+    return made
 
 
 def _check_name(name: object, module: Any, base: type, what: str) -> None:

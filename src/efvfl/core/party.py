@@ -2,8 +2,8 @@
 
 The step is the paper's. `report` computes h_k(x_k) and sends C(h - G); `learn` updates x_k from the server's answer,
 which private_labels.py or shared_labels.py turns into a cotangent. What a report leaves open until its answer is there
-is kept by open_reports.py, what a party does after an absence is in absence.py, and what it does between two steps, for
-rows that are held out, in evaluation.py.
+is kept by open_reports.py, what a party does after an absence is in absence.py, what it does if its report came late in
+late_reports.py, and what it does between two steps, for rows that are held out, in evaluation.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from efvfl.core import absence, cached_steps, evaluation
+from efvfl.core import absence, cached_steps, evaluation, late_reports
 from efvfl.core.batches import Rows
 from efvfl.core.block import Block
 from efvfl.core.cached_steps import PartyBatch, WorkSet
@@ -22,7 +22,9 @@ from efvfl.core.evaluation import BETWEEN_STEPS, PartyEvaluation
 from efvfl.core.local_model import LocalModel
 from efvfl.core.open_reports import OpenReport, OpenReports
 from efvfl.core.plan import Plan
-from efvfl.errors import ProtocolError
+from efvfl.core.private_descent import PrivateDescent
+from efvfl.core.row_protection import RowNoise
+from efvfl.errors import CheckpointError, ProtocolError
 from efvfl.wire.message import FUSION, Kind, Message
 
 
@@ -71,10 +73,11 @@ class Party:
         up: Channel,
         label_mode: PartyLabelMode,
         held_out: PartyEvaluation | None = None,
+        noise: RowNoise | None = None,
     ) -> None:
         """Report through `up`, and learn by the answers that `label_mode` understands.
 
-        `held_out` are rows that are evaluated by messages.
+        `held_out` are rows that are evaluated by messages; `noise` is added to all that leaves.
         """
         self.plan = plan
         self.batches = plan.batches_of(name)
@@ -85,8 +88,11 @@ class Party:
         self.up = up
         self.label_mode = label_mode
         self.evaluation = held_out
+        self.noise = noise
+        self.descent: PrivateDescent | None = None  # learns from single rows, with noise; set where it does
         self.open = OpenReports(model, up, self.report_rows, plan.agreement.window)
         self.cached: WorkSet[PartyBatch] = WorkSet(plan.agreement.cached, plan.batches.per_epoch)
+        self.local_steps = plan.agreement.local_steps  # Q of this party
         self.step = 0  # the next one to learn from
         self.may_report: Callable[[int], None] = lambda step: None  # refuses to report on a step, by raising
 
@@ -95,7 +101,9 @@ class Party:
     def report(self, step: int) -> Message:
         """C_k = C(H_k(x_k) - G_k), G_k <- G_k + C_k: send C_k, and keep h with its graph for `learn`."""
         done = self.open.forward(step)
-        packets, surrogate = self.up.send(self.report_rows.rows(step), done.h, step)
+        rows = self.report_rows.rows(step)
+        h = self.noise.report(done.h, rows, step) if self.noise else done.h
+        packets, surrogate = self.up.send(rows, h, step)
         self.open.add(step, done, surrogate)
         digest = self.label_mode.digest(step, self.step)
         return Message(Kind.REPORT, step, blocks({self.number: packets, FUSION: digest}))
@@ -104,12 +112,15 @@ class Party:
         """x_k <- x_k - eta g_k on the batch of the oldest report; Q times where Q local updates are agreed."""
         report = self.open.oldest
         self.label_mode.receive(answer, report)
-        for turn in range(self.plan.agreement.local_steps):
+        for turn in range(self.local_steps):
             h = report.h if turn == 0 else self.model.forward(report.rows, self.step, turn)
             cotangent = self.label_mode.cotangent(h, self.step, turn)
             if cotangent is None:
                 break
-            self.block.descend_from(h, cotangent, report.done.leaves if turn == 0 else {})
+            if self.descent:
+                self.descent.descend(report.rows, cotangent, self.step, turn)
+            else:
+                self.block.descend_from(h, cotangent, report.done.leaves if turn == 0 else {})
             if self.cached.on:
                 self.cached.add(PartyBatch.of_step(self.step, report.rows, h, cotangent))
         if self.cached.on:
@@ -132,8 +143,12 @@ class Party:
         step = self._step_to_report(message)
         if step is not None:
             self.may_report(step)  # before anything changes
+            if self.noise:
+                self.noise.check(self.report_rows.rows(step))
         if message.kind == Kind.SYNC:
             absence.catch_up(self, message)
+        elif message.kind == Kind.LATE:
+            late_reports.catch_up(self, message)
         elif message.kind == Kind.BEGIN:
             evaluation.go_on(self)
         else:
@@ -142,7 +157,9 @@ class Party:
 
     def _step_to_report(self, message: Message) -> int | None:
         """Return the step that the reply to a message reports on, or None if the server asks to hold; or refuse it."""
-        if message.kind == Kind.SYNC:
+        if message.kind == Kind.LATE:
+            late_reports.check(self, message)
+        if message.kind in (Kind.SYNC, Kind.LATE):
             return None if message.hold else message.step
         begins = message.kind == Kind.BEGIN and len(self.open) < self.open.window
         expected = self.step + (len(self.open) if begins else 0)
@@ -165,6 +182,11 @@ class Party:
         """Whether a report is out that the server has not answered yet."""
         return bool(self.open)
 
+    def every_channel(self) -> list[Channel]:
+        """Return all channels at this end."""
+        held_out = [self.evaluation.channel] if self.evaluation else []
+        return [self.up, *self.label_mode.incoming(), *held_out]
+
     def digests(self) -> list[str]:
         """Return digests of what is remembered of the own reports, and of what the server's answers brought."""
         found = [channel.digest() for channel in (self.up, *self.label_mode.incoming())]
@@ -181,10 +203,14 @@ class Party:
             "open": self.open.state_dict(),
             "cached": self.cached.state_dict(),
             "evaluation": self.evaluation.state_dict() if self.evaluation else {},
-        }
+        } | ({"noise": self.noise.state_dict()} if self.noise else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state."""
+        if ("noise" in state) != (self.noise is not None):
+            raise CheckpointError(f"the rows of {self.name} were protected, or were not, so far: restore protect.")
+        if self.noise:
+            self.noise.load_state_dict(state["noise"])
         self.step = int(state["step"])
         self.model.load_state_dict(state["block"], self.step)
         self.up.load_state_dict(state["up"])

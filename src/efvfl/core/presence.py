@@ -38,9 +38,29 @@ class RowPresence:
         """Whether some party lacks some row."""
         return not all(bool(mask.all()) for mask in self.masks.values())
 
+    @cached_property
+    def patterns(self) -> Tensor:
+        """Who was present together: every different row of the table once."""
+        found: Tensor = torch.unique(self.table, dim=0)
+        return found
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(next(iter(self.masks.values())))
+
     def count(self, name: str) -> int:
         """Return how many rows a party has."""
         return int(self.masks[name].sum())
+
+    def part(self, rows: slice) -> RowPresence:
+        """Return the presence of some rows."""
+        return RowPresence({name: mask[rows] for name, mask in self.masks.items()})
+
+    def own_span(self, name: str, start: int, stop: int) -> tuple[int, int]:
+        """Return which of its own rows a party has among those from `start` to `stop`."""
+        first = int(self.masks[name][:start].sum())
+        return first, first + int(self.masks[name][start:stop].sum())
 
     def spread(self, name: str, part: Tensor) -> Tensor:
         """Return a party's rows with zeros for those that it lacks, shape (rows, width)."""
@@ -71,9 +91,41 @@ def spread(part: Tensor, places: Rows, count: int) -> Tensor:
     return part.new_zeros(count, part.shape[1]).index_copy(0, places, part)
 
 
+def trained_together(seen: Tensor, present: Tensor, sampled: bool) -> Tensor:
+    """Return for every row whether its parties were trained to predict together: one bool a row.
+
+    Where subsets are sampled these are all that were ever present together (`seen`) and their subsets, else those that
+    were present together, which are all parties if no row is missing.
+
+    >>> seen = torch.tensor([[True, True, False]])
+    >>> trained_together(seen, torch.tensor([[True, False, False], [False, True, True]]), sampled=True)
+    tensor([ True, False])
+    """
+    differs = present[:, None] & ~seen if sampled else present[:, None] != seen
+    return (~differs.any(dim=2)).any(dim=1) & present.any(dim=1)
+
+
 def everybody(names: Sequence[str], rows: int) -> RowPresence:
     """Return a presence in which every party has every row."""
     return RowPresence({name: torch.ones(rows, dtype=torch.bool) for name in names})
+
+
+def of_training(
+    by_split: Mapping[str, RowPresence], names: Sequence[str], rows: int, always: bool
+) -> RowPresence | None:
+    """Return who has which training rows; None: all have all, and nothing is trained for fewer, unless `always`."""
+    train = by_split.get("train")
+    for name, presence in by_split.items():
+        if presence.missing and not always and not (train and train.missing):
+            raise ConfigError(
+                f"the {name} rows: expected all parties to have all rows, as in training, got rows that some lack: "
+                "fill rows of nothing but NaN, or set subsets='sampled' in the agreement."
+            )
+        presence.check_rows()
+    if train and train.missing:
+        train.check_parties()
+        return train
+    return everybody(names, rows) if always else None
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class PrivateLabelsServer:
         collude would take the mean. In a concatenation each has a part of its own with draws of its own: with the same
         draws they would take the difference.
         """
-        if not self.protection.on:
+        if not self.protection.clip:
             return cotangents
         source = {
             place: 0 if self.fusion.additive else place

@@ -1,4 +1,4 @@
-"""What the label holder may do to cotangents before they leave it, so that they say less about single labels.
+"""What the label holder may do so that cotangents say less about single labels: to them, or to the labels first.
 
 It is the server's own choice and no part of the plan: parties need not know of it. What it buys, measured, and what it
 does not: docs/security.md.
@@ -6,15 +6,17 @@ does not: docs/security.md.
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from efvfl.core import ranges
+from efvfl.core.noise import normal
+from efvfl.core.visit_noise import VisitNoise
 from efvfl.errors import ConfigError
+
+LEAST = 1e-3  # epsilon of labels that are randomised: with less nothing can be learnt
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,10 @@ class Protection:
 
     clip: float = 0.0  # largest L2 norm of a row's derivative; smaller => rows differ less in norm
     noise: float = 0.0  # standard deviation in every entry, in units of clip; larger => less is told, slower learning
+    visits: VisitNoise = field(default_factory=VisitNoise)  # in place of both: noise at every visit, accounted for
+    label_epsilon: float = 0.0  # in place of all: every label is randomised once, before anything is computed from it
+    label_range: tuple[float, ...] = ()  # of a regression with label_epsilon: low and high, to which labels are clipped
+    label_correction: bool = True  # whether the loss accounts for the known probabilities of that
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
@@ -41,15 +47,31 @@ class Protection:
                 f"protect.noise = {self.noise} needs protect.clip: noise is in units of it, and hides nothing of a row "
                 "that may be of any size. Set clip to a norm that most rows exceed, such as 0.1."
             )
+        if 0 < self.label_epsilon < LEAST:
+            raise ConfigError(f"protect.label_epsilon: expected 0 or at least {LEAST}, got {self.label_epsilon:g}.")
+        if not self.label_epsilon and (self.label_range or not self.label_correction):
+            raise ConfigError(
+                "protect.label_range and label_correction are about labels that are randomised: set label_epsilon, or "
+                "leave them out."
+            )
 
     @property
     def on(self) -> bool:
-        """Whether anything is done."""
-        return self.clip > 0
+        """Whether anything is done to what leaves at a step."""
+        return self.clip > 0 or self.visits.on
+
+    @property
+    def releases(self) -> bool:
+        """Whether labels are randomised before the first step."""
+        return self.label_epsilon > 0
+
+    def for_epochs(self, epochs: int) -> Protection:
+        """Return the same for a run of so many epochs."""
+        return replace(self, visits=self.visits.for_epochs(epochs))
 
     def apply(self, cotangent: Tensor, key: int) -> Tensor:
         """Return the cotangent as it may be sent, shape (batch, width). The key is secret and of this step alone."""
-        if not self.on:
+        if not self.clip:
             return cotangent
         limit = self.clip / max(1, len(cotangent))
         # In double precision, where the square of a float32 neither overflows nor vanishes.
@@ -59,19 +81,3 @@ class Protection:
         if not self.noise:
             return clipped
         return clipped.add_(normal(key, tuple(cotangent.shape)).to(cotangent.dtype), alpha=self.noise * limit)
-
-
-def normal(key: int, shape: tuple[int, ...]) -> Tensor:
-    """Return standard normal draws that are a pure function of the key: SHAKE-128, then Box and Muller, in float64.
-
-    Not torch's generator: it takes 32 bits of a seed and no more, so a party could try all of them and subtract the
-    noise. Nor any other generator whose next draws follow from the last: a row whose derivative is known would do.
-    """
-    count = int(np.prod(shape, dtype=np.int64))
-    pairs = -(-count // 2)
-    data = hashlib.shake_128(f"efvfl protect {key}".encode()).digest(16 * pairs)
-    bits = np.frombuffer(data, dtype="<u8").reshape(2, pairs) >> np.uint64(11)
-    radius = np.sqrt(-2 * np.log((bits[0] + np.uint64(1)) * 2.0**-53))  # of (0, 1]: the logarithm is finite
-    angle = bits[1] * (2 * np.pi * 2.0**-53)
-    draws = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-    return torch.from_numpy(draws[:count]).reshape(shape)

@@ -8,56 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from efvfl.core.agreement import Agreement
-from efvfl.core.methods import Link, Method
+from efvfl.core.choices import Choices as Choices
 from efvfl.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What was chosen, as far as the choices depend on each other."""
-
-    agreement: Agreement = field(default_factory=Agreement)
-    memory: bool = True  # whether the uplink has one: error feedback
-    down_memory: bool = False
-    lossless: bool = False  # nothing is compressed (SVFL)
-    down: bool = False  # whether cotangents are compressed
-    fusion: bool = False  # whether a compressor of the fusion model is given
-    start: str = "compressed"
-    first: bool = False  # whether a row's first report has a compressor of its own
-    combine: str = "mean"
-    widths: tuple[int, ...] = ()  # of the representations; empty: not known yet
-    protect: bool = False
-    mapped: bool = False
-    on_missing: str = "wait"
-    decides: bool = False  # whether patience or a plateau decides by the loss of validation rows
-    evaluation: str | None = None  # None: as it is best
-    missing: bool = False  # whether some parties lack some rows
-    sampled: bool = False  # whether subsets of the parties are sampled
-
-    @classmethod
-    def of(cls, method: Method, agreement: Agreement, **others: object) -> Choices:
-        """Return the choices that a method and an agreement make, and others by name."""
-        return cls(
-            agreement=agreement,
-            memory=method.up.memory == "error_feedback",
-            down_memory=method.down.memory == "error_feedback",
-            lossless=method.name == "svfl",
-            down=method.down != Link(),
-            fusion=method.fusion != Link(),
-            start=method.up.start,
-            first=method.up.first is not None,
-            **others,  # type: ignore[arg-type]
-        )
-
-    @property
-    def shared(self) -> bool:
-        """Whether labels are shared."""
-        return not self.agreement.private
-
-    def fusion_is(self, how: str) -> bool:
-        """Whether the fusion model reaches the parties in this way."""
-        return self.agreement.shared is not None and self.agreement.shared.fusion == how
 
 
 @dataclass(frozen=True)
@@ -75,6 +27,8 @@ class Rule:
         """The whole as one error."""
         return f"{self.setting} does not go with {self.clash}: {self.why}. {self.instead}."
 
+
+NO_SURROGATES = "a method without surrogates (svfl, cvfl, or the memory ef14)"
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -97,14 +51,49 @@ RULES: tuple[Rule, ...] = (
         "there is nothing to compress it with",
         "Give one: { name = 'topk', ratio = 0.1 } as method.fusion in a run file, fusion=TopK(0.1) in Python",
         # SVFL compresses nothing at all, so that methods can be compared at the same settings.
-        lambda c: c.fusion_is("compress") and not c.fusion and not c.lossless,
+        lambda c: c.fusion_is("compress") and not (c.fusion or c.fusion_chosen) and not c.lossless,
     ),
     Rule(
         "protect",
         "shared labels",
         "no cotangent is sent, so it would have no effect",
-        "Leave it out, or use private labels",
+        "Leave it out, use private labels, or randomise the labels before they are shared (label_epsilon)",
         lambda c: c.protect and c.shared,
+    ),
+    Rule(
+        "protect.visits",
+        "protect.clip",
+        "all that leaves has noise already, and more of it would guarantee nothing more",
+        "Use one of the two",
+        lambda c: c.visits and c.clip,
+    ),
+    Rule(
+        "protect.visits",
+        "data.stratify",
+        "everybody knows the splits, and they would follow from the labels",
+        "Leave out one of the two",
+        lambda c: c.visits and c.stratify,
+    ),
+    Rule(
+        "protect.visits",
+        "class_weights = 'balanced'",
+        "every row's derivative would depend on all labels, through their counts",
+        "Give the weights as numbers, which are then taken as they are",
+        lambda c: c.visits and c.balanced,
+    ),
+    Rule(
+        "protect.label_epsilon",
+        "protect.clip or protect.visits",
+        "all that follows from randomised labels is post-processing, and noise on it would guarantee nothing more",
+        "Use one of them",
+        lambda c: c.releases and c.protect,
+    ),
+    Rule(
+        "protect of a [[party]]",
+        "evaluation that is exact",
+        "it would give validation and test rows without noise",
+        "Set evaluation = 'compressed', or leave protect out",
+        lambda c: c.rows and c.exact,
     ),
     Rule(
         "downlink = 'aggregate'",
@@ -121,9 +110,16 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.combine != "concat" and len(set(c.widths)) > 1,
     ),
     Rule(
+        "method.memory",
+        "svfl or cvfl",
+        "they remember nothing, so it would have no effect",
+        "Leave it out, or use efvfl",
+        lambda c: c.idle_memory,
+    ),
+    Rule(
         "start = 'exact' or 'mean'",
-        "a method without a memory",
-        "direct compression forgets the start at once, so it would have no effect",
+        NO_SURROGATES,
+        "the start is forgotten at once, so it would have no effect",
         "Leave it out, or use efvfl",
         lambda c: c.start != "compressed" and not c.memory,
     ),
@@ -136,8 +132,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "method.first",
-        "a method without a memory",
-        "direct compression forgets the first report at once, so it would have no effect",
+        NO_SURROGATES,
+        "the first report is forgotten at once, so it would have no effect",
         "Leave it out, or use efvfl",
         lambda c: c.first and not c.memory,
     ),
@@ -150,7 +146,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "memory_dtype",
-        "a method without a memory",
+        NO_SURROGATES,
         "there is nothing to keep in it, so it would have no effect",
         "Leave it out, or use efvfl",
         lambda c: c.agreement.memory_dtype and not (c.memory or c.down_memory),
@@ -160,14 +156,21 @@ RULES: tuple[Rule, ...] = (
         "a method without a memory",
         "there is nothing to keep in files, so it would have no effect",
         "Leave it out, or use efvfl",
-        lambda c: c.mapped and not (c.memory or c.down_memory),
+        lambda c: c.mapped and not (c.memory or c.down_memory or c.own),
     ),
     Rule(
         "on_missing = 'stale'",
-        "a method without a memory",
+        NO_SURROGATES,
         "there is no last surrogate to continue with",
         "Use efvfl, or on_missing = 'wait' or 'stop'",
         lambda c: c.on_missing == "stale" and not c.memory,
+    ),
+    Rule(
+        "on_missing = 'stale'",
+        "a memory of which the sender holds a part (momentum, econtrol)",
+        "what it noted of reports that were not taken would have to be taken back",
+        "Use error_feedback or decay, or on_missing = 'wait' or 'stop'",
+        lambda c: c.on_missing == "stale" and c.own and c.memory,
     ),
     Rule(
         "on_missing = 'stale'",
@@ -238,6 +241,76 @@ RULES: tuple[Rule, ...] = (
         "a row that a party has not reported yet would have to be told from one that it does not have",
         "Leave it out, or use on_missing = 'wait' or 'stop'",
         lambda c: (c.missing or c.sampled) and c.on_missing == "stale",
+    ),
+    Rule(
+        "asynchronous",
+        NO_SURROGATES,
+        "there is no last surrogate to continue with while a report is late",
+        "Use efvfl, or leave it out",
+        lambda c: c.asynchronous and not c.memory,
+    ),
+    Rule(
+        "asynchronous",
+        "pipeline",
+        "a party has one open report, and both let the others go on without waiting",
+        "Use one of the two",
+        lambda c: c.asynchronous and c.agreement.pipeline,
+    ),
+    Rule(
+        "asynchronous",
+        "cached steps",
+        "both ends would have to remember the same batches, and a late party skips some",
+        "Use one of the two",
+        lambda c: c.asynchronous and c.agreement.cached.steps,
+    ),
+    Rule(
+        "asynchronous",
+        "shared labels other than with downlink = 'aggregate' and fusion = 'send'",
+        "a late party would miss packets that it has to remember",
+        "Use these two, or private labels",
+        lambda c: c.asynchronous and c.agreement.shared and not c.stateless,
+    ),
+    Rule(
+        "asynchronous",
+        "rows that some parties lack, or subsets = 'sampled'",
+        "a row that a party has not reported yet would have to be told from one that it does not have",
+        "Use one of the two",
+        lambda c: c.asynchronous and (c.missing or c.sampled),
+    ),
+    Rule(
+        "asynchronous",
+        "protect",
+        "the batch of a late report is answered twice, and what is said of the noise counts one answer",
+        "Use one of the two",
+        lambda c: c.asynchronous and c.protect,
+    ),
+    Rule(
+        "asynchronous",
+        "on_missing = 'stale'",
+        "a party that is missing is late, and waited for after most_stale steps",
+        "Use on_missing = 'wait' or 'stop'",
+        lambda c: c.asynchronous and c.on_missing == "stale",
+    ),
+    Rule(
+        "asynchronous.reports",
+        "fewer parties than that",
+        "so many reports never come",
+        "Give at most the number of parties",
+        lambda c: c.widths and c.agreement.asynchronous.reports > len(c.widths),
+    ),
+    Rule(
+        "training.local_steps of a party",
+        "private labels",
+        "it cannot compute its cotangent again after an update",
+        "Leave it out, or use shared labels",
+        lambda c: c.own_local_steps and not c.shared,
+    ),
+    Rule(
+        "training.optimizer of a party",
+        "ReduceLROnPlateau as the scheduler of all",
+        "the server tells all parties one rate",
+        "Use one of the two",
+        lambda c: c.own_optimizer and c.plateau,
     ),
 )
 

@@ -19,6 +19,7 @@ from efvfl.core.batches import Rows
 from efvfl.core.channel import Channel, Packets, blocks, read_bytes, send_bytes, send_exactly, unpack
 from efvfl.core.fusion import Fusion, StepContext, head_loss, select
 from efvfl.core.fusion_updates import CompressedReceiver, CompressedSender, FusionReceiver, FusionSender
+from efvfl.core.gradients import slope_by
 from efvfl.core.open_reports import OpenReport
 from efvfl.core.plan import Plan
 from efvfl.core.presence import PresentBatch
@@ -99,8 +100,7 @@ class SharedLabelsParty:
         joined = select(self._with_own(context, leaf), context.mask)
         key = derive(self.key, step, turn)
         loss = head_loss(self.fusion, joined, context.targets, self.plan.loss, key, True, context.present)
-        (cotangent,) = torch.autograd.grad(loss, leaf)
-        return cotangent
+        return slope_by(loss, leaf)
 
     def _with_own(self, context: PartyContext, h: Tensor) -> Tensor:
         """Return what the loss is computed from, with `h` as the own representation."""
@@ -146,9 +146,9 @@ class SharedLabelsParty:
         found, parties = set(answer.packets), len(self.plan.names)
         relayed = {self.plan.number(name) for name in self.peers if not self._has_none(name, answer.step)}
         expected = {combined_block(parties)} if self.kind == Kind.AGGREGATE else relayed
-        if self.plan.stale and self.kind == Kind.RELAY:
+        if self.plan.partial and self.kind == Kind.RELAY:
             expected = found & expected
-        if found - ({FUSION, rows_block(parties)} if self.plan.stale else {FUSION}) != expected:
+        if found - ({FUSION, rows_block(parties)} if self.plan.partial else {FUSION}) != expected:
             raise ProtocolError(f"expected blocks {sorted(expected)} and perhaps {FUSION}, got {sorted(found)}.")
 
     def _taking_part(self, answer: Message, count: int) -> Tensor | None:

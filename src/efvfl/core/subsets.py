@@ -18,6 +18,8 @@ from torch import Tensor
 from efvfl.core.targets import Targets
 from efvfl.util.rng import uniforms
 
+WHOLE = 0.5  # the share of a row's loss that is that of all who are present, beside their task
+
 
 @dataclass(frozen=True)
 class Tasks:
@@ -62,6 +64,6 @@ def _shares(parties: int) -> Tensor:
     shares = torch.zeros(parties + 1, parties + 1, dtype=torch.float64)
     for n in range(1, parties + 1):
         tasks = torch.tensor([comb(n, s) / (2**n - 1) for s in range(1, n + 1)], dtype=torch.float64)
-        shares[n, 1 : n + 1] = tasks / 2
-        shares[n, n] += 0.5
+        shares[n, 1 : n + 1] = tasks * (1 - WHOLE)
+        shares[n, n] += WHOLE
     return shares

@@ -118,8 +118,8 @@ def theorem1_bound(problem: Problem, eta: float, steps: int, gap: float, distort
 def stated_step(problem: Problem) -> Step:
     """Return Theorem 2's step size as printed: the largest eta with eta^2 L^2 (1 - mu/L) + eta mu <= alpha^2.
 
-    **It is not enough for the theorem**; use `sufficient_step`. The proof needs a c between the two ends of W'_eps
-    (see `lyapunov_interval`), that is
+    **It is not enough for the theorem**, and with some compressors EF-VFL diverges at it (docs/theory.md); use
+    `sufficient_step`. The proof needs a c between the two ends of W'_eps (see `lyapunov_interval`), that is
 
         eta^2 L^2 beta K H^4 <= (1 - eta L) (theta - eta mu),  or, multiplied out,
         eta^2 L^2 (beta K H^4 - mu/L) + eta L (theta + mu/L) <= theta.                                      (*)

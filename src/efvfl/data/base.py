@@ -37,6 +37,12 @@ class Dataset:
     participation: Mapping[str, Participation] = field(default_factory=dict)  # of the rows of the parties' tables
     columns: Mapping[str, Any] = field(default_factory=dict)  # of tables: how later rows differ, as `drift` counts it
 
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The splits that have rows, by name."""
+        found = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: split for name, split in found.items() if split is not None and len(split.labels)}
+
     def subset(self, rows: int, seed: int) -> Dataset:
         """Return a data set with `rows` of the training rows, chosen by seed; the other splits stay the same."""
         count = len(self.train.labels)

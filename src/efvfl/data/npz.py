@@ -1,15 +1,18 @@
 """The user's arrays as .npz files: all parties in one file, or one file per participant.
 
 `y` has the labels and `ids` the ids of the rows, one entry per row. In a common file, every other array has the columns
-of the party of that name; in a party's own file, `x` has its columns.
+of the party of that name; in a party's own file, `x` has its columns. A party lacks the rows that are NaN throughout.
+`has_NAME`, a bool for each row, says it of a party: in a common file in place of NaN, else for those who cannot see its
+columns.
 """
 
 from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,6 +21,10 @@ from torch import Tensor
 
 from efvfl.data.base import Dataset, cut, cut_rows
 from efvfl.errors import ConfigError
+from efvfl.training.missing_rows import present_rows
+from efvfl.training.whole_numbers import converted
+
+HAS: Final = "has_"  # before the name of a party: which rows it has
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,7 @@ class Arrays:
     columns: dict[str, Tensor]  # by name, float32
     labels: Tensor | None  # integers are classes, floats are regression targets
     ids: list[str]  # empty: rows have no ids
+    has: dict[str, Tensor] = field(default_factory=dict)  # by party: which rows it has; left out: all, but rows of NaN
 
     @property
     def rows(self) -> int:
@@ -43,6 +51,8 @@ def read(path: Path) -> Arrays:
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise ConfigError(f"cannot read {path} as .npz: {error}") from error
     y, ids = arrays.pop("y", None), arrays.pop("ids", None)
+    masks = [name for name, array in arrays.items() if name.startswith(HAS) and array.ndim == 1 and array.dtype == bool]
+    has = {name.removeprefix(HAS): torch.from_numpy(arrays.pop(name)) for name in masks}
     for name, array in arrays.items():
         if array.ndim < 2 or array.dtype.kind not in "fiub":
             raise ConfigError(
@@ -53,9 +63,15 @@ def read(path: Path) -> Arrays:
     if y is None and not arrays:
         raise ConfigError(f"expected columns or labels in {path}, got neither.")
     labels = None if y is None else torch.from_numpy(y.astype(np.int64 if y.dtype.kind in "iub" else np.float32))
-    columns = {name: torch.from_numpy(array.astype(np.float32)) for name, array in arrays.items()}
-    found = Arrays(columns, labels, [] if ids is None else [str(i) for i in ids.tolist()])
-    for name, count in (("ids", len(found.ids) or found.rows), *((n, len(x)) for n, x in columns.items())):
+    columns = {
+        name: torch.from_numpy(array.astype(np.float32))
+        if array.dtype.kind == "f"
+        else converted(torch.from_numpy(array.astype(np.int64)), torch.float32, f"array {name!r} in {path}")
+        for name, array in arrays.items()
+    }
+    found = Arrays(columns, labels, [] if ids is None else [str(i) for i in ids.tolist()], has)
+    counts = {"ids": len(found.ids) or found.rows, **{n: len(x) for n, x in columns.items()}}
+    for name, count in (counts | {HAS + n: len(mask) for n, mask in has.items()}).items():
         if count != found.rows:
             raise ConfigError(
                 f"expected {found.rows:,} rows of {name!r} in {path}, got {count:,}: align the rows first."
@@ -76,7 +92,19 @@ def npz(path: Path, seed: int = 0, validation: float = 0.15, test: float = 0.15)
     if found.labels is None or not found.columns:
         names = sorted(found.columns) + ["y"] * (found.labels is not None)
         raise ConfigError(f"expected 'y' and one array per party in {path}, got {names}.")
-    return _dataset(found.columns, found.labels, found.ids, (validation, test), seed)
+    columns = {name: _blanked(x, found.has.get(name)) for name, x in found.columns.items()}
+    if unknown := sorted(set(found.has) - set(columns)):
+        raise ConfigError(f"{HAS + unknown[0]} in {path}: expected the name of a party of {sorted(columns)}.")
+    return _dataset(columns, found.labels, found.ids, (validation, test), seed)
+
+
+def _blanked(x: Tensor, has: Tensor | None) -> Tensor:
+    """Return columns with NaN in the rows that a party lacks."""
+    if has is None:
+        return x
+    x = x.clone()
+    x[~has] = torch.nan
+    return x
 
 
 def npz_files(labels: Path, parties: Mapping[str, Path], seed: int, shares: tuple[float, float]) -> Dataset:
@@ -90,6 +118,8 @@ def npz_files(labels: Path, parties: Mapping[str, Path], seed: int, shares: tupl
         columns[name] = own_columns(found, path)
         if found.ids != target.ids:
             raise ConfigError(f"{path} and {labels} have different ids or another order: align the tables first.")
+        if name in target.has and not torch.equal(target.has[name], present_rows(columns[name])):
+            raise ConfigError(f"{HAS + name} in {labels}: expected False for the rows of NaN in {path} alone.")
     return _dataset(columns, target.labels, target.ids, shares, seed)
 
 

@@ -17,8 +17,9 @@ class Participation:
     unlabelled: int  # left out because they have no label
     without_id: int  # left out because they have no id
     duplicates: int  # left out because another row has the same id
-    unmatched: int  # left out because not all tables have their id
+    unmatched: int  # left out because of who else has their id: not all tables, or too few
     weightless: int = 0  # left out because their weight is 0
+    outer: bool = False  # rows that some tables lack take part, too: the unmatched are not on the label holder's list
 
     @property
     def taking_part(self) -> int:
@@ -40,7 +41,7 @@ class Participation:
         if self.complete:
             return f"all {self.rows:,} rows take part."
         reasons = {
-            "whose id is not in all tables": self.unmatched,
+            f"whose id is not {'on the list' if self.outer else 'in all tables'}": self.unmatched,
             "without a label": self.unlabelled,
             "without an id": self.without_id,
             "that share an id": self.duplicates,
@@ -51,4 +52,5 @@ class Participation:
 
     def counts(self) -> dict[str, int]:
         """Return all numbers by name, for a file."""
-        return asdict(self) | {"taking_part": self.taking_part}
+        numbers = {name: value for name, value in asdict(self).items() if name != "outer"}
+        return numbers | {"taking_part": self.taking_part}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any, Literal
 from efvfl.config import user_code
 from efvfl.config.parsing import parse as toml
 from efvfl.config.parsing import read
-from efvfl.config.run_file import RunConfig
+from efvfl.config.run_file import Device, RunConfig, on_device
 from efvfl.core import losses
-from efvfl.errors import ConfigError, nearest
+from efvfl.errors import ConfigError, describe, nearest
+from efvfl.experiments import grid
+from efvfl.experiments.shorter import with_epochs
 
 FORMAT = 1  # of results: increased when the same configuration means a different run
 
@@ -110,8 +113,9 @@ def _user_digests(config: RunConfig, folder: Path | None) -> dict[str, str]:
         user_code.look_in(folder)
     files = [config.data.path, *(party.data.path for party in config.party if party.data)]
     models = [config.model, *(party.model for party in config.party if party.model)]
-    tables = (config.method.compressor, config.method.down, config.method.fusion)
-    names = [config.fusion.name, *(model.name for model in models), *(str(table.get("name", "")) for table in tables)]
+    optimizers = [config.optimizer, *(party.training.optimizer for party in config.party)]
+    names = [config.fusion.name, *(model.name for model in models), config.loss, *config.metrics]
+    names += user_code.names_in([asdict(config.method), optimizers])
     found = {path: user_code.digest_of_file((folder or Path()) / path) for path in files if path}
     return found | {name: user_code.digest_of_module(name.partition(":")[0]) for name in names if ":" in name}
 
@@ -174,6 +178,7 @@ class _File:
     about: str = ""
     seeds: tuple[int, ...] = (0,)
     error: float = 0.0
+    grid: dict[str, Any] = field(default_factory=dict)  # lists of values; a run's own `grid` replaces it
     base: dict[str, Any] = field(default_factory=dict)
     run: tuple[dict[str, Any], ...] = ()
     figure: tuple[FigureSpec, ...] = ()
@@ -205,22 +210,50 @@ def load(task: str) -> Sweep:
 def parse(text: str, name: str, folder: Path | None = None) -> Sweep:
     """Return an experiment from TOML; `folder` has the user's data and modules."""
     file = read(_File, toml(text, name), name)
-    cells = tuple(_cell(file.base, dict(run), name) for run in file.run)
-    names = [cell.name for cell in cells]
-    if not cells:
-        raise ConfigError(f"{name}: expected one or more [[run]] tables, got none.")
-    sweep = Sweep(name, file.title, file.about, file.seeds, cells, file.figure, file.error, folder)
-    for figure in file.figure:
-        for run in (run for panel in figure.panels for run in panel.runs):
-            if run not in names:
-                raise ConfigError(f"{name}: {figure.name} draws {run!r}, which is not a run. {nearest(run, names)}")
-    return sweep
+    runs = file.run or (({"name": name},) if file.grid else ())
+    if not runs:
+        raise ConfigError(f"{name}: expected one or more [[run]] tables or a [grid], got none.")
+    names = [run.get("name", "") for run in runs]
+    if not all(names):
+        raise ConfigError(f"{name}: expected runs with unique names, got {names}.")
+    of_run = {str(run.get("name", "")): _cells(file, dict(run), name) for run in runs}
+    cells = tuple(cell for found in of_run.values() for cell in found)
+    if len(of_run) < len(runs):
+        raise ConfigError(f"{name}: expected runs with unique names, got {names}.")
+    figures = tuple(_drawn(figure, of_run, name) for figure in file.figure)
+    return Sweep(name, file.title, file.about, file.seeds, cells, figures, file.error, folder)
 
 
-def _cell(base: dict[str, Any], run: dict[str, Any], where: str) -> Cell:
+def _drawn(figure: FigureSpec, of_run: Mapping[str, Sequence[Cell]], where: str) -> FigureSpec:
+    """Return a figure of cells: a run that is a grid stands for all of its own."""
+    known = {name: [cell.name for cell in cells] for name, cells in of_run.items()}
+    known |= {cell.name: [cell.name] for cells in of_run.values() for cell in cells}
+    for run in (run for panel in figure.panels for run in panel.runs):
+        if run not in known:
+            raise ConfigError(f"{where}: {figure.name} draws {run!r}, which is not a run. {nearest(run, known)}")
+    panels = [replace(p, runs=tuple(cell for run in p.runs for cell in known[run])) for p in figure.panels]
+    return replace(figure, panels=tuple(panels))
+
+
+def _cells(file: _File, run: dict[str, Any], where: str) -> list[Cell]:
+    """Return the cells of a run: one for each combination of the grid's values."""
+    what = f"{where}: run {run.get('name', '')!r}"
+    varied = run.pop("grid", file.grid)
+    if not isinstance(varied, dict):
+        raise ConfigError(f"{what}: grid: expected a table with lists of values, got {describe(varied)}.")
+    points = grid.points(varied, what)
+    for path in points[0].values:
+        if grid.has(run, path):
+            raise ConfigError(
+                f"{what}: {'.'.join(path)} is set, and [grid] varies it: give the run a `grid` of its own."
+            )
+    return [_cell(file.base, dict(run), point, where) for point in points]
+
+
+def _cell(base: dict[str, Any], run: dict[str, Any], point: grid.Point, where: str) -> Cell:
     """Return the base with the changes of a run; keys of a table replace those of the base's table, one level deep.
 
-    A run without a row gets its name as the row.
+    A run without a row gets its name as the row. Values of a grid come last, and are in the name and the column.
     """
     labels = {key: run.pop(key, "") for key in ("name", "row", "column")}
     labels["row"] = labels["row"] or labels["name"]
@@ -228,7 +261,11 @@ def _cell(base: dict[str, Any], run: dict[str, Any], where: str) -> Cell:
     for key, value in run.items():
         below = base.get(key)
         merged[key] = below | value if isinstance(below, dict) and isinstance(value, dict) else value
-    return Cell(**labels, config=read(RunConfig, merged, f"{where}: run {labels['name']!r}"))
+    if point.label and isinstance(labels["name"], str):
+        labels["name"] = grid.in_file_names(f"{labels['name']}, {point.label}")
+        labels["column"] = f"{labels['column']}, {point.label}" if labels["column"] else point.label
+    what = f"{where}: run {labels['name']!r}"
+    return Cell(**labels, config=read(RunConfig, point.put_into(merged, what), what))
 
 
 def changed(
@@ -238,11 +275,13 @@ def changed(
     epochs: int | None = None,
     subset: int | None = None,
     data: str | None = None,
+    device: Device | None = None,
 ) -> Sweep:
-    """Return the sweep with some settings of all cells replaced."""
+    """Return the sweep with some settings of all cells replaced; schedulers are stretched with the epochs."""
 
     def config(old: RunConfig) -> RunConfig:
-        new = replace(old, epochs=old.epochs if epochs is None else epochs)
+        new = old if epochs is None else with_epochs(old, epochs)
+        new = new if device is None else on_device(new, device)
         rows = replace(old.data, name=data or old.data.name, subset=old.data.subset if subset is None else subset)
         return replace(new, data=rows)
 

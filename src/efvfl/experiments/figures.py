@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from efvfl.experiments.experiment_file import FigureSpec, Sweep
+from efvfl.experiments.experiment_file import Cell, FigureSpec, Sweep
 from efvfl.experiments.results import Result
 from efvfl.experiments.tables import Results, measure
 from efvfl.runs.plots import COLOURS, tidy
@@ -24,9 +24,17 @@ Values = NDArray[np.float64]
 Axis = Literal["paper", "sent"]  # megabytes by the paper's formula, or measured, both directions
 
 
-def _style(row: str) -> dict[str, Any]:
+def _style(row: str, label: str) -> dict[str, Any]:
+    if label != row:  # one of several lines of its method
+        return {}
     name = row.split(" (")[0]
     return {"color": COLOURS.get(name.split(",")[0]), "linestyle": "--" if "(PL)" in row else "-"}
+
+
+def _labels(cells: Sequence[Cell]) -> dict[str, str]:
+    """Return what a panel calls its cells: their rows, or also their columns where a row has several."""
+    rows = [cell.row for cell in cells]
+    return {c.name: c.row if rows.count(c.row) == 1 else f"{c.row}, {c.column}" for c in cells}
 
 
 def _stack(results: Sequence[Result], column: str) -> Values:
@@ -49,10 +57,10 @@ def _megabytes(results: Sequence[Result], axis: Axis) -> Values:
 
 def _band(axes: Any, x: Values, values: Values, label: str, style: dict[str, Any]) -> None:
     centre, spread = values.mean(0), values.std(0)
-    axes.plot(x, centre, label=label, **style)
+    [line] = axes.plot(x, centre, label=label, **style)
     # Not below the minimum: mean - std may be negative, which a logarithmic axis cannot show.
     low = np.maximum(centre - spread, values.min(0))
-    axes.fill_between(x, low, centre + spread, color=style["color"], alpha=0.15, linewidth=0)
+    axes.fill_between(x, low, centre + spread, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
 def draw(sweep: Sweep, figure: FigureSpec, results: Results, axis: Axis) -> Figure:
@@ -65,13 +73,16 @@ def draw(sweep: Sweep, figure: FigureSpec, results: Results, axis: Axis) -> Figu
     canvas = Figure(figsize=(6.4 * columns, 2.6 * lines), layout="constrained")
     grid = canvas.subplots(lines, 2 * columns, squeeze=False)
     rows = {cell.name: cell.row for cell in sweep.cells}
+    labels: dict[str, str] = {}
+    for panel in figure.panels:
+        labels |= _labels([cell for cell in sweep.cells if cell.name in panel.runs])
     shown = measure(sweep, results, ("validation", "test", "train"))
     for i, panel in enumerate(figure.panels):
         left, right = grid[i // columns][2 * (i % columns) : 2 * (i % columns) + 2]
         for name in (run for run in panel.runs if run in results):
-            style, done = _style(rows[name]), results[name]
-            _band(left, _stack(done, "epoch")[0], _left(done, figure.left), rows[name], style)
-            _band(right, _megabytes(done, axis), _stack(done, shown.column), rows[name], style)
+            style, done = _style(rows[name], labels[name]), results[name]
+            _band(left, _stack(done, "epoch")[0], _left(done, figure.left), labels[name], style)
+            _band(right, _megabytes(done, axis), _stack(done, shown.column), labels[name], style)
         left.set(xlabel="epoch", ylabel="squared gradient norm" if figure.left == "gradient" else "training loss")
         left.set(yscale="log", title=panel.title)
         right.set(xlabel="MB, paper's formula" if axis == "paper" else "MB sent, both ways", xscale="log")
@@ -80,8 +91,8 @@ def draw(sweep: Sweep, figure: FigureSpec, results: Results, axis: Axis) -> Figu
             tidy(axes)
     for axes in [a for line in grid for a in line][2 * len(figure.panels) :]:
         axes.remove()
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    canvas.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+    handles, names = grid[0][0].get_legend_handles_labels()
+    canvas.legend(handles, names, loc="outside upper center", ncols=min(6, len(names)), frameon=False)
     return canvas
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import platform
 import queue
 import shutil
 import tempfile
@@ -26,6 +25,7 @@ from efvfl.errors import CheckpointError, CompressionError, ConfigError, DataErr
 from efvfl.experiments.experiment_file import Job
 from efvfl.experiments.results import Result, unfinished
 from efvfl.util.extras import optional
+from efvfl.util.versions import versions
 
 if TYPE_CHECKING:
     from efvfl.training.federation import Federation
@@ -95,16 +95,11 @@ def run_job(job: Job, folder: Path, progress: Callable[[int], None] | None = Non
 
 
 def _result(job: Job, records: Sequence[Any]) -> Result:
-    import torch
-
-    import efvfl
-
     columns: dict[str, list[float]] = {name: [getattr(r, name) for r in records] for name in _NUMBERS}
     for split in ("train", "validation", "test"):
         for metric in getattr(records[-1], split):
             columns[f"{split}_{metric}"] = [getattr(r, split).get(metric, float("nan")) for r in records]
-    versions = {"efvfl": efvfl.__version__, "torch": torch.__version__, "machine": platform.machine()}
-    return Result(job.cell, asdict(job.config), columns, records[-1].ledger, versions)
+    return Result(job.cell, asdict(job.config), columns, records[-1].ledger, versions())
 
 
 def check(jobs: Sequence[Job]) -> None:

@@ -18,7 +18,9 @@ def page(sweep: Sweep, results: Results, comparable: bool = True) -> str:
     shown = tables.measure(sweep, results)
     heading = f"<h2>{shown.title.capitalize()}{shown.unit}</h2>"
     parts.append(heading + html.table(*tables.rows_of(sweep, results, comparable)))
-    parts.append("<p>Mean ± standard deviation over seeds. * more than two of the paper's deviations away.</p>")
+    parts.append(
+        "<p>Mean ± standard deviation over seeds, if there are several. * more than two of its deviations away.</p>"
+    )
     parts.append("<h2>Sent in one run</h2>" + html.table(*tables.communication(sweep, results)))
     if sweep.error:
         heading = f"Sent until the mean of the squared gradient is at most {sweep.error:g} (Table 1, measured)"

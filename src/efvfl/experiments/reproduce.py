@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+import efvfl
+from efvfl.config.run_file import Device
 from efvfl.data import catalogue
 from efvfl.errors import ConfigError
 from efvfl.experiments import experiment_file, figures, page, tables
@@ -21,6 +24,7 @@ from efvfl.util.files import write_atomically
 log = logging.getLogger("efvfl")
 
 QUICK_EPOCHS = 5
+SAID_SECONDS = 30.0  # between two lines about progress, where nobody sees a bar
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Overrides:
     epochs: int | None = None
     subset: int | None = None  # training rows, chosen by seed
     quick: bool = False  # one seed and few epochs; digits where the data set is not on this machine
+    device: Device | None = None  # of all local models
 
 
 def reproduce(
@@ -61,7 +66,9 @@ def _overridden(task: str, overrides: Overrides) -> Sweep:
         seeds, epochs = seeds or plan.seeds[:1], QUICK_EPOCHS if epochs is None else epochs
         if not all(catalogue.present(name) for name in _catalogued(plan)) and plan.cells[0].config.model.name == "mlp":
             data = "digits"
-    return experiment_file.changed(plan, seeds=seeds, epochs=epochs, subset=overrides.subset, data=data)
+    return experiment_file.changed(
+        plan, seeds=seeds, epochs=epochs, subset=overrides.subset, data=data, device=overrides.device
+    )
 
 
 def _show(plan: Sweep, task: str, out: Path, console: Console) -> None:
@@ -69,6 +76,13 @@ def _show(plan: Sweep, task: str, out: Path, console: Console) -> None:
     results = tables.collect(plan, folder)
     if not results:
         raise ConfigError(f"no results of {plan.name!r} were found in {folder}: run `efvfl reproduce {task}` first.")
+    for version, count in tables.made_elsewhere(results, efvfl.__version__).items():
+        log.warning(
+            "%d results were made by efvfl %s and are not repeated: give another --out to train with %s.",
+            count,
+            version,
+            efvfl.__version__,
+        )
     comparable = plan.cells[0].config.data.name != "digits"
     console.print(tables.on_screen(plan, results, comparable))
     paths = figures.write(plan, results, folder)
@@ -96,14 +110,24 @@ def _run(plan: Sweep, folder: Path, workers: int, engine: Engine, console: Conso
         TimeRemainingColumn(elapsed_when_finished=True),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(*columns, console=console) as progress:
+    # A bar that nobody sees move is left out; there are lines of the log then.
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        said = time.monotonic()
         bar = progress.add_task(plan.name, total=total, completed=sum(done.values()), note="")
 
         def on_epoch(job: Job, epoch: int) -> None:
-            done[job.key] = max(done[job.key], epoch)
+            nonlocal said
+            before, done[job.key] = done[job.key], max(done[job.key], epoch)
             finished = sum(done[j.key] >= j.config.epochs for j in jobs)
-            if not console.is_terminal and epoch >= job.config.epochs:
-                log.info("%d of %d runs done", finished, len(jobs))
+            over = before < job.config.epochs <= epoch
+            due = over or (epoch < job.config.epochs and time.monotonic() - said >= SAID_SECONDS)
+            if due and not console.is_terminal:
+                said = time.monotonic()
+                text = (
+                    "%d of %d runs done: %s, seed %d" if over else "%d of %d runs done, at work: %s, seed %d, epoch %d"
+                )
+                about = (finished, len(jobs), job.cell, job.config.seed)
+                log.info(text, *about, *(() if over else (epoch,)))
             progress.update(bar, completed=sum(done.values()), note=f"{finished} of {len(jobs)} runs done")
 
         run_all(jobs, folder, workers, engine, on_epoch)

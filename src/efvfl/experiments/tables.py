@@ -60,7 +60,8 @@ class Score:
     digits: int = 1
 
     def __str__(self) -> str:
-        return f"{self.mean:.{self.digits}f} ± {self.std:.{self.digits}f}"
+        alone = f"{self.mean:.{self.digits}f}"
+        return alone if self.seeds == 1 else f"{alone} ± {self.std:.{self.digits}f}"  # one seed shows no spread
 
 
 def collect(sweep: Sweep, folder: Path) -> dict[str, list[Result]]:
@@ -106,12 +107,19 @@ def rows_of(sweep: Sweep, results: Results, comparable: bool = True) -> tuple[li
     return ["method", "", *columns], body
 
 
+def made_elsewhere(results: Results, version: str) -> dict[str, int]:
+    """Return how many results other versions of efvfl have made, by version: they are shown, and not repeated."""
+    every = [str(result.versions.get("efvfl", "unknown")) for done in results.values() for result in done]
+    return {other: every.count(other) for other in sorted(set(every)) if other != version}
+
+
 def on_screen(sweep: Sweep, results: Results, comparable: bool = True) -> Table:
     """Return the table for the terminal: a row per compressor, our score above the paper's."""
     headings, body = rows_of(sweep, results, comparable)
     seeds = min((len(r) for r in results.values()), default=0)
     shown = measure(sweep, results)
-    heading = f"{sweep.title}: {shown.title}{shown.unit}, mean ± std over {seeds} seed{'s' * (seeds != 1)}"
+    over = "one seed" if seeds == 1 else f"mean ± std over {seeds} seeds"
+    heading = f"{sweep.title}: {shown.title}{shown.unit}, {over}"
     table = Table(title=heading)
     methods = list(dict.fromkeys(row[0] for row in body if row[0]))
     table.add_column("compressor", no_wrap=True)

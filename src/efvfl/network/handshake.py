@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from efvfl.config.run_file import RunConfig
+from efvfl.core.presence import RowPresence
 from efvfl.errors import ProtocolError
 from efvfl.network.links.frame import PROTOCOL, digest_of
 from efvfl.runs.build import model_config, watching
@@ -38,11 +39,13 @@ def shared_part(config: RunConfig, names: Sequence[str]) -> dict[str, Any]:
         "optimizer": config.optimizer,
         "stale": config.network.on_missing == "stale",
     }
+    if config.data.align == "outer":
+        table |= {"align": "outer", "min_parties": config.data.min_parties}
     if watching(config).by_messages:
         table["evaluation"] = "compressed"
     if config.agreement.labels == "shared":  # parties run the fusion model themselves
         table |= {"fusion": asdict(config.fusion), "class_weights": config.class_weights}
-        table |= {"weighted": True} if config.weighted else {}
+        table |= {"weighted": True} if config.weighted and config.data.align != "outer" else {}  # a list has weights
     return dict(json.loads(json.dumps(table)))  # tuples become lists, as they do when sent
 
 
@@ -59,6 +62,7 @@ def own_part(config: RunConfig, loss: str, salt: str, weights: Tensor | None) ->
         "fusion": asdict(config.fusion),
         "protect": asdict(config.protect),
         "model": asdict(model_config(config, here)) if here else None,
+        **_own_training(config, here),
         "private_seed": digest({"salt": salt, "seeds": [config.private_seed, config.of(here).private_seed]}),
     }
     return dict(json.loads(json.dumps(table)))
@@ -66,8 +70,15 @@ def own_part(config: RunConfig, loss: str, salt: str, weights: Tensor | None) ->
 
 def own_model(config: RunConfig, name: str) -> dict[str, Any]:
     """Return the settings of a party's model, for its checkpoint: they are never sent. Where it computes may change."""
-    model = asdict(model_config(config, name))
-    return {"model": {key: value for key, value in json.loads(json.dumps(model)).items() if key != "device"}}
+    model, protect = asdict(model_config(config, name)), config.of(name).protect
+    own = {"model": {key: value for key, value in json.loads(json.dumps(model)).items() if key != "device"}}
+    return own | _own_training(config, name) | ({"protect": asdict(protect)} if protect.on else {})
+
+
+def _own_training(config: RunConfig, name: str) -> dict[str, Any]:
+    """Return how a party trains its model, if not as the others do."""
+    own = config.of(name).training
+    return {"training": asdict(own)} if own.optimizer or own.local_steps else {}
 
 
 def _salted(salt: str, numbers: Tensor) -> str:
@@ -104,6 +115,22 @@ def rows_part(ids: Mapping[str, Sequence[str]], salt: str) -> dict[str, list[Any
     return out
 
 
+def presence_part(presence: Mapping[str, RowPresence], salt: str) -> dict[str, list[Any]]:
+    """Return the number of rows of every split, wherever they are held, and a digest of who has which.
+
+    Nothing, if nobody is known to lack any.
+    """
+    out: dict[str, list[Any]] = {}
+    if not any(known.missing for known in presence.values()):
+        return out
+    for split, known in presence.items():
+        masks = hashlib.blake2b(salt.encode(), digest_size=16)
+        for name, mask in known.masks.items():
+            masks.update(name.encode() + b"\x00" + mask.numpy().tobytes())
+        out[split] = [known.rows, masks.hexdigest()]
+    return out
+
+
 def about(config: RunConfig, name: str, names: Sequence[str], ids: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return the contents of a participant's HELLO."""
     shared = shared_part(config, names)
@@ -131,6 +158,9 @@ def compare(local: Mapping[str, Any], remote: Mapping[str, Any]) -> None:
             f"the shared part of the files differs: {'; '.join(texts) or 'only the digest'}. Agree on one."
         )
     _compare_beginnings(local, remote)
+    if "rows_of" in local or "presence" in remote:
+        _compare_presence(local, remote)
+        return
     rows = remote.get("rows")
     if not isinstance(rows, dict) or set(rows) != set(local["rows"]):
         raise ProtocolError(f"{name} sent no table of its rows by split.")
@@ -148,6 +178,22 @@ def compare(local: Mapping[str, Any], remote: Mapping[str, Any]) -> None:
                 f"the server and {name} hold {count:,} {split} rows each, but not the same ids in the same order: "
                 "align the tables first."
             )
+
+
+def _compare_presence(local: Mapping[str, Any], remote: Mapping[str, Any]) -> None:
+    """Refuse a party that has other rows of the label holder's than are known here."""
+    name, expected = remote.get("name"), local.get("rows_of", {}).get(remote.get("name"))
+    if expected is None:
+        raise ProtocolError(
+            f"{name} lacks some rows, which is not known here: align tables all together; of arrays, give has_{name} "
+            "in the label holder's file."
+        )
+    if remote.get("rows") != expected["rows"] or remote.get("presence", {}) != expected["presence"]:
+        counts = ", ".join(f"{count:,} {split}" for split, (count, _) in expected["rows"].items())
+        raise ProtocolError(
+            f"the server and {name} do not agree on which rows {name} has; here it has {counts} rows: a table or a "
+            "list was changed since the alignment. Run `efvfl align` again, all together, and start in new folders."
+        )
 
 
 def _compare_beginnings(local: Mapping[str, Any], remote: Mapping[str, Any]) -> None:

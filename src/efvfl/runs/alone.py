@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from efvfl.runs.build import head_model, local_model, make_loss, make_optimizer,
 from efvfl.runs.run_folder import ALONE, Outputs, save_outputs
 from efvfl.training.federate import federate, model_width
 from efvfl.training.options import Setup, Training
+from efvfl.training.record import Record
 
 if TYPE_CHECKING:
     from efvfl.data.tables.encode import Encoder
@@ -37,10 +38,17 @@ class LabelHolderRows:
     source: Source | None = None  # in place of the training rows: augmented images
 
 
+def no_longer_than(records: Sequence[Record], config: RunConfig) -> RunConfig:
+    """Return the settings with the epochs that a run had, if it was asked to finish before it had all of them."""
+    asked = bool(records) and records[-1].asked
+    return replace(config, epochs=min(config.epochs, records[-1].epoch)) if asked else config
+
+
 def leave_alone(
     folder: Path, config: RunConfig, rows: LabelHolderRows, stop: Callable[[], bool] = lambda: False
 ) -> None:
     """Train alone and leave the outputs in a run's folder, unless it is stopped; the run is as good without them."""
+    log.info("training the label holder's own columns alone, to compare with; --no-alone leaves that out")
     try:
         outputs = train_alone(config, rows, stop)
     except EfvflError as error:  # such as a head of one's own that takes as many columns as all parties have

@@ -4,30 +4,41 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from efvfl.config.run_file import SGD_RATE, DataConfig, FusionConfig, ModelConfig, RunConfig, check_class_weights
+from efvfl.config.own_metrics import own_metrics
+from efvfl.config.run_file import (
+    SGD_RATE,
+    DataConfig,
+    FusionConfig,
+    ModelConfig,
+    PartyConfig,
+    RunConfig,
+    check_class_weights,
+)
 from efvfl.config.table_defaults import TABLES, are_tables
+from efvfl.config.user_code import own_functions
 from efvfl.config.watching import Watching
 from efvfl.core import losses
 from efvfl.core.losses import Loss
 from efvfl.core.optimizer import Optimizer
+from efvfl.core.party_training import PartyTraining
 from efvfl.core.targets import Targets
-from efvfl.data import Dataset, catalogue, digits, npz, npz_files
+from efvfl.data import Dataset, catalogue, digits, label_draws, npz, npz_files
 from efvfl.data.npz import classes_of
 from efvfl.errors import ConfigError, describe, nearest
 from efvfl.models import mlp, vision
-from efvfl.models.placement import place
 from efvfl.runs.trained import TrainedRun
 from efvfl.training.federate import federate, model_width
 from efvfl.training.federation import Federation
 from efvfl.training.measure import Split
 from efvfl.training.options import Setup, Training
+from efvfl.training.placement import place
 from efvfl.util.rng import derive
 
 if TYPE_CHECKING:
@@ -116,11 +127,15 @@ def _joined(config: RunConfig, folder: Path, known: Mapping[str, Encoder] | None
 
 def make_loss(config: RunConfig, name: str, train: Targets, classes: int) -> Loss:
     """Return the loss of this name, with the weights of the classes that the training rows have."""
-    loss = losses.lookup(name)
+    loss = losses.lookup(name).with_metrics(own_metrics(config.metrics))
     if not config.class_weights:
         return loss
     check_class_weights(name)
     loss.check(train.labels)
+    if config.protect.visits.on and not isinstance(
+        config.class_weights, str
+    ):  # a mean of 1 over the rows would depend on their labels
+        return losses.weighted(loss, losses.given_weights(config.class_weights, max(classes, 2)))
     found = losses.class_weights(config.class_weights, train.labels, max(classes, 2), train.weights)
     return losses.weighted(loss, found)
 
@@ -143,7 +158,14 @@ def make_optimizer(table: dict[str, Any]) -> Optimizer:
     name = options.pop("name", "SGD")
     if name == "SGD":
         options.setdefault("lr", SGD_RATE)
-    return Optimizer(name, options, scheduler.pop("name", ""), scheduler)
+    named, every = scheduler.pop("name", ""), scheduler.pop("every", "epoch")
+    return Optimizer(name, options, named, own_functions(scheduler), every)
+
+
+def party_training(config: RunConfig, name: str) -> PartyTraining:
+    """Return how a party trains its local model, where that is not as the others do."""
+    own = config.of(name).training
+    return PartyTraining(make_optimizer(own.optimizer) if own.optimizer else None, own.local_steps)
 
 
 def model_config(config: RunConfig, name: str) -> ModelConfig:
@@ -155,6 +177,11 @@ def private_seed(config: RunConfig, name: str = "") -> int:
     """Return the seed of a party's, or the server's, initial parameters and noise: its own, or the shared one."""
     own = (config.of(name) if name else config).private_seed
     return config.seed if own is None else own
+
+
+def column_seed(config: RunConfig, name: str) -> int:
+    """Return what decides the orders in which a party puts the values of its columns, to see which matter."""
+    return derive(private_seed(config, name), "party", name, "columns")
 
 
 def local_model(config: RunConfig, name: str, row: Tensor, encoder: Encoder | None = None) -> nn.Module:
@@ -172,7 +199,7 @@ def head_model(config: RunConfig, widths: Sequence[int], classes: int, loss: str
 
 def head_outputs(loss: str, classes: int) -> int:
     """Return how many numbers the head gives for a row."""
-    return 1 if loss in ("binary_cross_entropy", "mse", "huber") else classes
+    return 1 if losses.lookup(loss).labels in ("shares", "numbers") else classes
 
 
 def make_local_model(config: ModelConfig, row: Tensor, encoder: Encoder | None) -> nn.Module:
@@ -204,6 +231,7 @@ def make_local_model(config: ModelConfig, row: Tensor, encoder: Encoder | None) 
 def make_head(config: FusionConfig, widths: Sequence[int], outputs: int) -> nn.Module:
     """Return the module after the combination of so wide representations; its parameters are drawn at random."""
     inputs = sum(widths) if config.combine == "concat" else widths[0]
+    inputs += len(widths) if config.shows_presence else 0
     if ":" in config.name:
         return mlp.imported(config.name, config.options)
     if config.name != "mlp":
@@ -218,6 +246,12 @@ def memory_folder(config: RunConfig, folder: Path | None) -> Path | None:
     return Path(tempfile.gettempdir()) if folder is None else folder
 
 
+def _report_seconds(config: RunConfig, names: Sequence[str]) -> dict[str, float] | None:
+    """Return how long parties take for a report in virtual time; None: the file says nothing of it."""
+    given = {name: config.of(name).report_seconds for name in names}
+    return given if any(seconds != PartyConfig("").report_seconds for seconds in given.values()) else None
+
+
 def _check_width(chosen: ModelConfig, name: str, width: int) -> None:
     if chosen.width not in (width, ModelConfig().width):  # left out, it is not a promise
         raise ConfigError(
@@ -227,21 +261,29 @@ def _check_width(chosen: ModelConfig, name: str, width: int) -> None:
 
 
 def make_federation(
-    config: RunConfig, data: Dataset, folder: Path | None = None, start: TrainedRun | None = None
+    config: RunConfig,
+    data: Dataset,
+    folder: Path | None = None,
+    start: TrainedRun | None = None,
+    arrivals: Sequence[Collection[str]] = (),
 ) -> Federation:
     """Build a run in one process. Every initial parameter and every random draw comes from its seed, by name.
 
-    Parameters that a trained run has are those of that run.
+    Parameters that a trained run has are those of that run. `arrivals`: whose reports each step takes, in a replay.
     """
     for party in config.party:
         if party.name not in data.names:
             raise ConfigError(f"[[party]] name = {party.name!r} is not in the data. {nearest(party.name, data.names)}")
     columns = dict(zip(data.names, data.train.features, strict=True))
     locals_ = [local_model(config, name, x[0], data.encoders.get(name)) for name, x in columns.items()]
-    widths = [model_width(model, x, name)[0] for model, (name, x) in zip(locals_, columns.items(), strict=True)]
+    first = {name: x[:1].nan_to_num() for name, x in columns.items()}  # a row that a party may lack
+    widths = [model_width(model, x, name)[0] for model, (name, x) in zip(locals_, first.items(), strict=True)]
     for name, width in zip(columns, widths, strict=True):
         _check_width(model_config(config, name), name, width)
-    loss = make_loss(config, config.loss or data.loss, data.train.targets, data.classes)
+    named = config.loss or data.loss
+    release = label_draws.of_run(config, named, {s: split.labels for s, split in data.splits.items()}, data.ids)
+    learnt = release.targets("train", data.train.weights) if release else data.train.targets
+    loss = make_loss(config, named, learnt, data.classes)
     head = head_model(config, widths, data.classes, loss.name)
     if start:
         models = [(name, model) for name, model in zip(columns, locals_, strict=True) if name in start.models]
@@ -275,12 +317,18 @@ def make_federation(
             private_seeds={name: private_seed(config, name) for name in ("", *data.names)},
             patience=patience(config, data.validation is not None and len(data.validation.labels) > 0),
             evaluation="compressed" if watching(config).by_messages else "exact",
+            parties={name: party_training(config, name) for name in data.names},
         ),
         setup=Setup(
             combine=config.fusion.combine,
-            protect=config.protect,
+            shows_presence=config.fusion.shows_presence,
+            protect=config.protect.for_epochs(config.epochs),
+            release=release,
+            protect_rows={name: config.of(name).protect for name in data.names},
             label_holder=config.label_holder,
             sources=data.sources,
             mapped=memory_folder(config, folder),
+            report_seconds=_report_seconds(config, data.names),
+            arrivals=arrivals,
         ),
     )

@@ -120,7 +120,8 @@ def method_name(method: MethodConfig) -> str:
     if method.name == "svfl":
         return "SVFL"
     up, down = (" ".join(str(value) for value in table.values()) for table in (method.compressor, method.down))
-    return up + (" both ways" if down == up else f", down {down}" if down else "")
+    remembers = f", {method.memory['name']}" if "name" in method.memory else ""
+    return up + (" both ways" if down == up else f", down {down}" if down else "") + remembers
 
 
 def to_toml(config: RunConfig) -> str:
@@ -138,7 +139,7 @@ def to_toml(config: RunConfig) -> str:
     return "\n".join(lines)
 
 
-_TABLES = ("compressor", "down", "fusion", "first")
+_TABLES = ("compressor", "down", "fusion", "first", "memory")
 
 
 def _inline(table: Knobs) -> str:

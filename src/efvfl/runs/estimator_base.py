@@ -31,7 +31,6 @@ from efvfl.training.federate import federate
 from efvfl.training.federation import Federation
 from efvfl.training.options import Setup, Training
 from efvfl.training.record import Record
-from efvfl.training.values import PartyValues
 from efvfl.util.extras import optional
 from efvfl.util.rng import derive
 from efvfl.util.threads import torch_threads
@@ -54,7 +53,7 @@ FEWEST_VALIDATION = 30  # fewer rows say too little about when to stop
 
 
 @dataclass(eq=False, repr=False)
-class Vertical(BaseEstimator):  # type: ignore[misc]
+class Vertical(estimator_subsets.PartlyPresent, BaseEstimator):  # type: ignore[misc]
     """Base class of the estimators. The fields are scikit-learn's parameters, stored unchanged; `fit` checks them."""
 
     columns: Columns | None = None  # names or indices of each party's columns; None: two parties with half of them each
@@ -102,13 +101,6 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
     def bytes_down_(self) -> int:
         """The bytes that the server sent during training."""
         return int(self._last_record().bytes_down)
-
-    @property
-    def party_values_(self) -> PartyValues:
-        """How well every subset of parties predicts the validation rows, and what each party is worth by that."""
-        check_is_fitted(self)
-        values: PartyValues = self.federation_.party_values()
-        return values
 
     def _last_record(self) -> Record:
         check_is_fitted(self)
@@ -195,6 +187,7 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         self.records_ = self._learn(self.federation_, run)
         self._models: list[nn.Module] = [_for_prediction(module) for module in self.federation_.models]
         self._fusion: Fusion = _for_prediction(self.federation_.fusion)
+        self._together = presence.patterns if (presence := self.federation_.server.plan.presence) else None
 
     def _fit_encoders(self, frame: polars.DataFrame, rows: NDArray[np.int64]) -> None:
         """Fit an encoder of every party's columns to the training rows, or keep those of the last fit."""
@@ -295,6 +288,8 @@ class Vertical(BaseEstimator):  # type: ignore[misc]
         features = [x.double() for x in self._features(frame).values()]
         self._warn_of_changes(frame)
         present = self._present(frame)
+        if present is not None and self._together is not None:
+            estimator_subsets.check_trained(present, list(self.encoders_), self._together)
         with self._computing():
             output: NDArray[np.float64] = measure.predict(self._models, self._fusion, features, present).numpy()
         return output

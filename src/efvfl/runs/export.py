@@ -44,6 +44,7 @@ class Part:
     inputs: Mapping[str, Tensor]  # some rows, by the names of the inputs
     output: str
     metadata: Mapping[str, str] = field(default_factory=dict)  # of the safetensors file
+    any_subset: bool = False  # the last input of a fusion model says who is present
 
     @property
     def folder(self) -> Path:
@@ -51,9 +52,18 @@ class Part:
         return Path(PARTIES) / self.name if self.name else Path(FUSION)
 
     def arguments(self, rows: int) -> tuple[Any, ...]:
-        """Return what the module is called with for so many rows: a fusion model takes a list."""
+        """Return what the module is called with for so many rows: a fusion model takes a list, and who is present."""
         values = [x[:rows] for x in self.inputs.values()]
-        return (values[0],) if self.name else (values,)
+        if self.name:
+            return (values[0],)
+        return (values[:-1], values[-1]) if self.any_subset else (values,)
+
+    def shapes(self, rows: Any) -> tuple[Any, ...]:
+        """Return what of the arguments may vary."""
+        each = [{0: rows} for _ in self.inputs]
+        if self.name:
+            return (each[0],)
+        return (each[:-1], each[-1]) if self.any_subset else (each,)
 
 
 def export(trained: TrainedRun, notes: ModelNotes, out: Path, say: Callable[[str], object] = log.info) -> list[Path]:
@@ -90,7 +100,10 @@ def _parts(trained: TrainedRun, notes: ModelNotes) -> Iterator[Part]:
     if fusion is not None and notes.head is not None:
         noise = torch.Generator().manual_seed(1)
         inputs = {name: torch.rand(ROWS, width, generator=noise) for name, width in notes.head.widths.items()}
-        yield Part("", fusion, inputs, "output", {"parties": json.dumps(list(inputs))})
+        metadata = {"parties": json.dumps(list(inputs))}
+        if notes.head.any_subset:
+            inputs[notes.head.present] = (torch.rand(ROWS, len(inputs), generator=noise) < 0.7).float()
+        yield Part("", fusion, inputs, "output", metadata, notes.head.any_subset)
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
@@ -101,10 +114,9 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
 def _program(part: Part) -> torch.export.ExportedProgram:
     """Return the module's computation for any number of rows."""
     rows = torch.export.Dim("rows")
-    shape: Any = {0: rows} if part.name else [{0: rows} for _ in part.inputs]
     try:
         with _own_warnings():
-            program = torch.export.export(part.module, part.arguments(ROWS), dynamic_shapes=(shape,))
+            program = torch.export.export(part.module, part.arguments(ROWS), dynamic_shapes=part.shapes(rows))
     except Exception as error:  # whatever a module of somebody else's does to a tracer
         raise CheckpointError(
             f"the model of {part.name or FUSION} cannot be exported: torch.export does not understand it. {error}"

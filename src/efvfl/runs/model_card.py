@@ -47,7 +47,8 @@ def _about(trained: TrainedRun, notes: ModelNotes) -> Iterator[str]:
     held = ", ".join([*notes.locals, *(["the fusion model"] if notes.head else [])])
     yield f"Here: {_cell(held)}."
     if set(notes.locals) != set(trained.widths) or notes.head is None:
-        yield "The other parts belong to the other participants; none of them can predict alone."
+        alone = "" if notes.head and notes.head.any_subset else "; none of them can predict alone"
+        yield f"The other parts belong to the other participants{alone}."
     yield ""
     yield "Handle it like the rows it was trained on: parameters and encoders (levels, quantiles, ranges) tell of them."
 
@@ -66,6 +67,7 @@ def _files(notes: ModelNotes, differences: Mapping[str, float]) -> Iterator[str]
         yield f"| {_cell(name)} | `columns`: {shape} {note.dtype} | `representation` | {_measured(name, differences)} |"
     if notes.head:
         inputs = ", ".join(f"`{_cell(name)}`: {width}" for name, width in notes.head.widths.items())
+        inputs += f", `{notes.head.present}`: {len(notes.head.widths)}" if notes.head.any_subset else ""
         yield f"| fusion | {inputs} | `output`: {notes.head.outputs} | {_measured('', differences)} |"
 
 
@@ -127,6 +129,9 @@ def _combine(notes: ModelNotes) -> Iterator[str]:
     yield "1. Each party encodes its columns of the same rows, in the same order, and runs its part, which gives one"
     yield "   representation for each row."
     yield "2. The label holder runs `fusion` with the representations of all parties, each under its party's name."
+    if notes.head and notes.head.any_subset:
+        yield "   Of a row that a party lacks, give zeros in place of its representation, and say who has the row in"
+        yield f"   `{notes.head.present}`: for each party 1 or 0, in the order above."
     if notes.head:
         yield f"3. The output is {MEANING.get(notes.head.loss, f'what the loss {_cell(notes.head.loss)} takes')}."
         if notes.head.classes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,6 +12,8 @@ from torch import Tensor, nn
 from efvfl.config.parsing import read
 from efvfl.config.run_file import FusionConfig, ModelConfig, RunConfig
 from efvfl.core.fusion import Fusion
+from efvfl.core.plan import Plan
+from efvfl.core.row_protection import RowClip
 from efvfl.errors import DataError
 from efvfl.runs.build import head_outputs, make_head, make_local_model, model_config
 from efvfl.runs.trained import TrainedRun
@@ -30,6 +31,17 @@ class Head:
     outputs: int
     loss: str  # which says what the outputs mean
     classes: tuple[str, ...] = ()  # their names, where labels were texts
+    any_subset: bool = False  # parties may lack rows: a further input says who is present
+
+    @property
+    def present(self) -> str:
+        """The name of the input that says who is present: for each party 1 or 0, in their order."""
+        return "present" if "present" not in self.widths else "present_parties"
+
+    def fusion(self) -> Fusion:
+        """Return the fusion model as it is before training."""
+        head, widths = make_head(self.config, list(self.widths.values()), self.outputs), list(self.widths.values())
+        return Fusion(head, self.config.combine, widths if self.any_subset else None, self.config.shows_presence)
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,7 @@ class Local:
     config: ModelConfig
     row: tuple[int, ...]  # the shape of one row
     dtype: str = "float32"
+    clip: float = 0.0  # of a row's representation, where the party protects its rows; 0: none
 
     def example(self, rows: int) -> Tensor:
         """Return so many rows of random numbers."""
@@ -78,25 +91,27 @@ class ModelNotes:
         note = self.locals[name]
         model = make_local_model(note.config, note.example(1)[0], trained.encoders.get(name))
         model.load_state_dict(dict(trained.models[name]))
+        if note.clip:
+            RowClip(note.clip).put_on(model, name)
         return model.eval()
 
     def fusion(self, trained: TrainedRun) -> Fusion | None:
         """Return the trained fusion model, if it is here, in evaluation mode."""
         if self.head is None:
             return None
-        head = make_head(self.head.config, list(self.head.widths.values()), self.head.outputs)
-        fusion = Fusion(head, self.head.config.combine)
+        fusion = self.head.fusion()
         fusion.load_state_dict(dict(trained.fusion))
         return fusion.eval()
 
 
 def local_note(config: RunConfig, name: str, columns: Tensor) -> Local:
     """Return what is to be kept of a party's model, which takes rows of these columns."""
-    return Local(model_config(config, name), tuple(columns.shape[1:]), str(columns.dtype).removeprefix("torch."))
+    dtype, clip = str(columns.dtype).removeprefix("torch."), config.of(name).protect.clip
+    return Local(model_config(config, name), tuple(columns.shape[1:]), dtype, clip)
 
 
-def head_note(
-    config: RunConfig, loss: str, widths: Mapping[str, int], classes: int, names: tuple[str, ...] = ()
-) -> Head:
-    """Return what is to be kept of the fusion model; `loss` is the one that was trained: a file may leave it open."""
-    return Head(config.fusion, dict(widths), head_outputs(loss, classes), loss, names)
+def head_note(config: RunConfig, plan: Plan, classes: int, names: tuple[str, ...] = ()) -> Head:
+    """Return what is to be kept of the fusion model of a plan; the loss is the plan's: a file may leave it open."""
+    widths = dict(zip(plan.names, plan.widths, strict=True))
+    outputs, any_subset = head_outputs(plan.loss.name, classes), plan.presence is not None
+    return Head(config.fusion, widths, outputs, plan.loss.name, names, any_subset)

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # The colours of pages (assets/style.css), so that pictures look as they do.
-COLOURS = {"SVFL": "#6b7685", "CVFL": "#bf4f0f", "EF-VFL": "#0b7a75", "+ cached": "#2b5fc7"}
+TEAL, ORANGE, BLUE, GREY, VIOLET, RED = "#0b7a75", "#bf4f0f", "#2b5fc7", "#6b7685", "#7b45b8", "#b3261e"
 INK, SOFT, LINE = "#1f2733", "#5b6675", "#dfe3e8"
+COLOURS = {"SVFL": GREY, "CVFL": ORANGE, "EF-VFL": TEAL, "+ cached": BLUE}
 TICKS = 6  # of a logarithmic axis, at most
 
 Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # x and y by name
@@ -88,12 +89,24 @@ def tidy(axes: Axes) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.label.set_color(SOFT)
         if axis.get_scale() == "log":
-            marks = log_marks(*sorted(axis.get_view_interval()))
-            axis.set_ticks(marks, [f"{mark:g}" for mark in marks])
+            low, high = sorted(axis.get_view_interval())
+            marks = log_marks(low, high, _room(axes) if axis is axes.xaxis else TICKS)
+            axis.set_ticks(marks, [_text(mark) for mark in marks])
             axis.set_ticks([], minor=True)
 
 
-def log_marks(low: float, high: float) -> list[float]:
+def _room(axes: Axes) -> int:
+    """Return how many marks are side by side below axes, as wide as they are among those of the figure."""
+    place = axes.get_subplotspec()
+    columns = place.get_gridspec().ncols if place else 1
+    return max(3, min(TICKS, int(1.4 * axes.figure.get_figwidth() / columns)))  # type: ignore[union-attr]
+
+
+def _text(mark: float) -> str:
+    return f"{mark / 1e6:g}M" if mark >= 1e6 else f"{mark / 1e3:g}k" if mark >= 1e3 else f"{mark:g}"
+
+
+def log_marks(low: float, high: float, most: int = TICKS) -> list[float]:
     """Return a few round numbers between two: 1, 2, 5 of every decade if they fit, else 1 and 3, else 1 alone.
 
     Two that are close to each other have none of these between them, but evenly spaced ones.
@@ -103,13 +116,13 @@ def log_marks(low: float, high: float) -> list[float]:
     """
     if high < 3 * low:
         power = floor(log10(high - low))
-        step = next(s for d in (0.1, 0.2, 0.5, 1, 2) if (high - low) / (s := d * 10**power) <= TICKS - 1)
+        step = next(s for d in (0.1, 0.2, 0.5, 1, 2, 5) if (high - low) / (s := d * 10**power) <= most - 1)
         first, last = ceil(low / step - 1e-9), floor(high / step + 1e-9)
         return [float(f"{n * step:.6g}") for n in range(first, last + 1)]
     decades = range(floor(log10(low)), ceil(log10(high)) + 1)
     for digits in (range(1, 10), (1, 2, 5), (1, 3), (1,)):
         found = [float(f"{digit}e{power}") for power in decades for digit in digits]
         inside = [mark for mark in found if low <= mark <= high]
-        if len(inside) <= TICKS:
+        if len(inside) <= most:
             return inside
-    return inside[:: ceil(len(inside) / TICKS)]
+    return inside[:: ceil(len(inside) / most)]

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from html import escape
-from math import isfinite
+from math import isclose, isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from efvfl.errors import ConfigError, DataError
+from efvfl.errors import ConfigError, DataError, system_text
 from efvfl.runs import html, metrics, report_figures, report_tables
+from efvfl.runs.column_worth import ColumnWorth, load_column_values
+from efvfl.runs.party_worth import NOBODY, Worth, load_values
 from efvfl.runs.report_figures import SPLITS
 from efvfl.runs.run_folder import ALONE, RECORDS, Outputs, load_outputs, load_settings
 from efvfl.runs.svfl_bytes import svfl_bytes
@@ -22,8 +24,9 @@ from efvfl.training.stopping import ending
 from efvfl.util.files import write_atomically
 
 HEADLINES = ("auc", "accuracy", "r2")  # the metric of the headline: the first of these that a problem has
-NAMES = {"auc": "AUC", "accuracy": "accuracy", "r2": "R²", "loss": "loss"}
+NAMES = {"auc": "AUC", "r2": "R²", "ks": "KS statistic", "brier": "Brier score"}  # others are words
 MATRIX = 20  # classes that a table of confusions may have
+MOST_SHOWN = 25  # columns of a party in a picture; a table has all
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
@@ -68,14 +71,19 @@ class _Run:
 def page(folder: Path) -> str:
     """Return the report of the run in a folder as HTML."""
     run, charts = _Run(folder), html.Charts()
-    title = f"Run {'/'.join(folder.resolve().parts[-2:])}"
+    title = f"Run {'/'.join(part for part in folder.resolve().parts[-2:] if part != 'runs')}"
     parts = [f"<h1>{escape(title)}</h1>", *_head(run)]
     parts += ["<h2>Result</h2>", *_result(run)]
     parts += ["<h2>Training</h2>", *_training(run, charts)]
     parts += ["<h2>Predictions</h2>", *_predictions(run, charts)]
+    if worth := load_values(folder):
+        parts += ["<h2>What each party is worth</h2>", *_worth(worth, charts)]
+    if columns := load_column_values(folder):
+        parts += ["<h2>Which columns matter</h2>", *_columns(columns, charts)]
     parts += ["<h2>Sent</h2>", *_sent(run, charts)]
     parts += ["<h2>Rows</h2>", *report_tables.rows_of(run.settings, run.outputs)]
     parts += [*report_tables.class_balance(run.settings), *report_tables.columns(folder)]
+    parts += [*report_tables.privacy(run.last)]
     parts += ["<h2>Who was missing</h2>", *report_tables.missing(run.records)]
     parts += ["<h2>Settings</h2>", *report_tables.settings_of(run.settings)]
     return html.page(title, parts, charts)
@@ -88,7 +96,8 @@ def read_records(folder: Path) -> list[Record]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"cannot read {path}: {error}. Name the folder of `efvfl run`, or the label holder's of `efvfl serve`."
+            f"cannot read {path}: {system_text(error)}. Name the folder of `efvfl run`, or the label "
+            "holder's of `efvfl serve`."
         ) from error
     records = []
     for number, line in enumerate(lines, start=1):
@@ -99,6 +108,11 @@ def read_records(folder: Path) -> list[Record]:
     if not records:
         raise ConfigError(f"expected records in {path}, got none: wait for the first evaluated epoch.")
     return records
+
+
+def _title(metric: str) -> str:
+    """Return a metric's name for people."""
+    return NAMES.get(metric, metric.replace("_", " "))
 
 
 def _number(value: float) -> str:
@@ -112,7 +126,7 @@ def _head(run: _Run) -> Iterator[str]:
     sentence = []
     if metric:
         rows = len(run.outputs[split].ids) if split in run.outputs else 0
-        name = NAMES.get(metric, metric)
+        name = _title(metric)
         sentence.append(f"{name[0].upper()}{name[1:]} {value:.3f} on {f'{rows:,} ' if rows else 'the '}{split} rows")
         tiles[f"{name} of {split} rows"] = f"{value:.3f}"
     if isfinite(alone):
@@ -180,17 +194,25 @@ def _result(run: _Run) -> Iterator[str]:
         yield "<p>Nothing was evaluated.</p>"
         return
     found |= {f"{split}, alone": scores for split, scores in run.scores(run.alone).items() if split == _first(run)}
+    _join_losses(found)
     every = dict.fromkeys(name for scores in found.values() for name in scores)
     names = [*(name for name in HEADLINES if name in every), *(name for name in every if name not in HEADLINES)]
-    rows = [
-        [name.replace("_", " "), *(_number(s[name]) if name in s else "" for s in found.values())] for name in names
-    ]
+    rows = [[_title(name), *(_number(s[name]) if name in s else "" for s in found.values())] for name in names]
     yield html.table(["", *found], rows, texts=1)
     if run.alone:
         yield (
             "<p class='soft'>Alone: the label holder's own columns, the same local model, head, settings and rows, "
             "trained after the run. Nothing was sent for it.</p>"
         )
+
+
+def _join_losses(found: Mapping[str, dict[str, float]]) -> None:
+    """Have one row where the loss of training and the log loss are the same: without weights they are."""
+    both = [scores for scores in found.values() if "loss" in scores and "log_loss" in scores]
+    if both and all(isclose(scores["loss"], scores["log_loss"], rel_tol=1e-4) for scores in both):
+        for scores in found.values():
+            if "loss" in scores:
+                scores["log_loss"] = scores.pop("loss")
 
 
 def _training(run: _Run, charts: html.Charts) -> Iterator[str]:
@@ -204,6 +226,9 @@ def _predictions(run: _Run, charts: html.Charts) -> Iterator[str]:
         yield "<p>The folder has no outputs of single rows.</p>"
         return
     parts, loss = _shown(run), run.settings.config["loss"]
+    if ":" in loss:
+        yield "<p>The loss is your own, so nothing is drawn here of what the outputs mean.</p>"
+        return
     probabilities = {name: _probability(loss, part) for name, part in parts.items()}
     labels = {name: part.labels.numpy().reshape(-1) for name, part in parts.items()}
     if all(p is not None for p in probabilities.values()):
@@ -251,6 +276,31 @@ def _confusion(split: str, labels: Any, shares: Any) -> Iterator[str]:
     title = f"Which class was taken for which, {split} rows"
     table = html.table(["class", *(f"as {k}" for k in range(classes))], rows, texts=1)
     yield html.fold(title, table)
+
+
+def _columns(columns: ColumnWorth, charts: html.Charts) -> Iterator[str]:
+    name = NAMES.get(columns.metric, columns.metric.replace("_", " "))
+    most = {party: dict(list(columns.ordered(party).items())[:MOST_SHOWN]) for party in columns.parties}
+    yield charts.place(*report_figures.columns(name, most))
+    yield f"<p class='soft'>{escape(columns.note())}</p>"
+    rows = [
+        [party, column, *(f"{number:.4f}" for number in (e.value, e.low, e.high))]
+        for party in columns.parties
+        for column, e in columns.ordered(party).items()
+    ]
+    yield html.folded_table("The same as numbers", ["party", "column", f"{name} lost", "low", "high"], rows, texts=2)
+
+
+def _worth(worth: Worth, charts: html.Charts) -> Iterator[str]:
+    name = _title(worth.metric)
+    subsets = {" + ".join(names) or NOBODY: estimate for names, estimate in worth.shown()}
+    yield charts.place(*report_figures.worth(name, subsets, worth.values))
+    yield f"<p class='soft'>{escape(worth.note())}</p>"
+    parts = {"subset of parties": subsets, "party": worth.values}
+    for heading, found in parts.items():
+        rows = [[key, *(f"{number:.4f}" for number in (e.value, e.low, e.high))] for key, e in found.items()]
+        title = "Subsets as a table" if found is subsets else "Values as a table"
+        yield html.fold(title, html.table([heading, name, "low", "high"], rows, texts=1))
 
 
 def _sent(run: _Run, charts: html.Charts) -> Iterator[str]:

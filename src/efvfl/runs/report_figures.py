@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from efvfl.runs import metrics
 from efvfl.runs.html import Chart
 from efvfl.training.record import Record
+from efvfl.training.values import ValueEstimate
 
 SPLITS = ("train", "validation", "test")
 COLOURS = {"surrogates": "violet", "train": "grey", "validation": "blue", "test": "teal"}
@@ -26,7 +27,8 @@ def training(records: Sequence[Record]) -> Iterator[Chart]:
     losses = {"surrogates": _curve([(r.epoch, r.surrogate_loss) for r in records])}
     losses |= {split: _scores(records, split, "loss") for split in SPLITS}
     epoch = {"label": "epoch"}
-    yield _chart("Loss by epoch", losses, epoch, {"label": "loss"})
+    note = "Surrogates: training rows as the server sees them, compressed"
+    yield _chart("Loss by epoch", losses, epoch, {"label": "loss"}) | {"note": note}
     named = [name for r in records for split in SPLITS for name in getattr(r, split) if name != "loss"]
     if named:
         curves = {split: _scores(records, split, named[0]) for split in SPLITS}
@@ -128,6 +130,26 @@ def regression(parts: Mapping[str, Scored]) -> Iterator[Chart]:
     note = "Means of ten groups of equally many rows"
     yield _parts("Observed by predicted", means, "predicted", "observed", x={}, y={}, diagonal=True, note=note)
     yield _parts("Errors", errors, "observed less predicted", "share of rows", x={}, y={"min": 0})
+
+
+def worth(metric: str, subsets: Mapping[str, ValueEstimate], values: Mapping[str, ValueEstimate]) -> Iterator[Chart]:
+    """Yield the metric of every subset of parties, and the value of every party, with their intervals."""
+    yield _ranges(f"{metric[0].upper()}{metric[1:]} of every subset of parties", metric, "teal", subsets)
+    yield _ranges("What each party adds, in the mean over all orders", metric, "violet", values) | {"zero": True}
+
+
+def columns(metric: str, found: Mapping[str, Mapping[str, ValueEstimate]]) -> Iterator[Chart]:
+    """Yield for every party by how much the metric falls without a column."""
+    for party, values in found.items():
+        if values:
+            yield _ranges(
+                f"{metric[0].upper()}{metric[1:]} lost without a column of {party}", metric, "blue", values
+            ) | {"zero": True}
+
+
+def _ranges(title: str, label: str, colour: str, found: Mapping[str, ValueEstimate]) -> dict[str, Any]:
+    rows = [[name, *_rounded((e.value, e.low, e.high))] for name, e in found.items()]
+    return {"title": title, "x": {"label": label}, "series": [{"name": label, "colour": colour}], "ranges": rows}
 
 
 def sent(measured: Mapping[str, tuple[int, int]], full: Mapping[str, tuple[int, int]]) -> Chart:

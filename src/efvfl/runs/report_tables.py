@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from efvfl.runs import html
+from efvfl.runs import html, spent_file
 from efvfl.runs.run_folder import Outputs, RunSettings, load_columns
 from efvfl.training.record import Record
 
@@ -106,6 +107,13 @@ def missing(records: Sequence[Record]) -> Iterator[str]:
         yield html.fold(f"{len(rows):,} absences", html.table(headings, rows, texts=3))
     else:
         yield html.table(headings, rows, texts=3)
+
+
+def privacy(last: Record) -> Iterator[str]:
+    """Yield what was spent on what is protected; nothing where nothing is."""
+    if last.spent:
+        items = "".join(f"<li>{escape(line)}</li>" for line in spent_file.lines(last.spent))
+        yield f"<h2>Privacy</h2><p>Spent by the end of training:</p><ul>{items}</ul>"
 
 
 def class_balance(settings: RunSettings | None) -> Iterator[str]:

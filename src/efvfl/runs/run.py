@@ -18,16 +18,16 @@ import torch
 
 from efvfl.config import run_file, user_code
 from efvfl.config.run_file import RunConfig
+from efvfl.core.channel import codec_seconds
 from efvfl.data import Dataset
 from efvfl.errors import CheckpointError, ConfigError
-from efvfl.runs import model_notes, run_folder
-from efvfl.runs.alone import LabelHolderRows, leave_alone
+from efvfl.runs import run_folder, run_outputs
+from efvfl.runs.alone import leave_alone, no_longer_than
 from efvfl.runs.build import load_data, make_federation, watching
-from efvfl.runs.model_notes import ModelNotes
 from efvfl.runs.status_file import StatusFile, kept
 from efvfl.runs.svfl_bytes import bytes_beside
 from efvfl.runs.trained import TrainedRun, module_state, read_encoder
-from efvfl.runs.true_settings import true_settings
+from efvfl.training.arrivals import load_arrivals
 from efvfl.training.callbacks import Callback
 from efvfl.training.federation import Federation
 from efvfl.training.options import Evaluation
@@ -43,7 +43,7 @@ log = logging.getLogger("efvfl")
 
 CHECKPOINT = "checkpoint.safetensors"  # in a run's folder
 VERSION = 2  # of the checkpoint's layout
-ENCODERS = "encoders"  # in a run's folder: how the columns of each party's table became numbers
+SAVE_SECONDS = 60.0  # a checkpoint is at most so old, and one step
 STARTED_FROM = "started_from.json"  # in a run's folder: which trained run it started from
 
 # Sees a federation before it goes on, and hands its records through: a progress bar.
@@ -107,14 +107,27 @@ def open_trained(folder: Path) -> TrainedRun:
     return TrainedRun(folder, {name: settings.widths[name] for name in parties}, models, fusion, _encoders(folder))
 
 
+def reopen(folder: Path, base: Path) -> tuple[RunConfig, Federation, Callable[[], object]]:
+    """Return a run in one process as it was before training: settings, federation, and what puts it at its end.
+
+    The rows are loaded again; relative paths of theirs start at `base`.
+    """
+    path = folder / CHECKPOINT
+    state = checkpoint.load_kept(path)
+    _check_layout(path, state)
+    user_code.look_in(base)
+    settings = run_folder.load_settings(folder)
+    later = {name: settings.config[name] for name in ("epochs", "patience")} if settings else {}
+    table = {name: value for name, value in (state["config"] | later).items() if name != "rows"}
+    config = run_file.read(RunConfig, nested.without_none(table), str(path))
+    data = load_data(config, base, _encoders(folder))
+    federation = make_federation(config, data)
+    return config, federation, lambda: federation.load_state_dict(state["federation"])
+
+
 def _encoders(folder: Path) -> dict[str, Encoder]:
     """Return the encoders that a run has left, by party; none if it had no tables."""
-    return {path.stem: read_encoder(path) for path in sorted((folder / ENCODERS).glob("*.json"))}
-
-
-def _save_encoders(folder: Path, data: Dataset) -> None:
-    for name, encoder in data.encoders.items():
-        write_atomically(folder / ENCODERS / f"{name}.json", encoder.to_json().encode())
+    return {path.stem: read_encoder(path) for path in sorted((folder / run_outputs.ENCODERS).glob("*.json"))}
 
 
 def _note_start(folder: Path, data: Dataset, start: TrainedRun | None) -> None:
@@ -124,7 +137,7 @@ def _note_start(folder: Path, data: Dataset, start: TrainedRun | None) -> None:
         if note.exists():  # of a run that was killed before its first checkpoint
             note.unlink()
         return
-    _save_encoders(folder, data)
+    run_outputs.save_encoders(folder, data)
     write_atomically(note, (json.dumps({"folder": str(start.folder)}) + "\n").encode())
 
 
@@ -139,6 +152,7 @@ def train(
     say: Callable[[str], None] | None = None,
     alone: bool = False,
     callbacks: Sequence[Callback] = (),
+    replay: Path | str | None = None,
 ) -> list[Record]:
     """Train what a run file says, and return the records.
 
@@ -152,6 +166,8 @@ def train(
     - `say`: gets a sentence about each table, how many of its rows take part; left out: the log `efvfl` has it.
     - `alone`: afterwards train the label holder's own columns alone, if it has any, for the report to compare with.
     - `callbacks`: are told of every step and of every record ([how](docs/python.md#callbacks-and-experiment-trackers)).
+    - `replay`: the folder of a run with asynchronous parties, or its `arrivals.jsonl`: every step takes the reports
+      that it took there ([how](docs/asynchronous.md)).
 
     A run that was killed and is resumed gives the same records, bit for bit, as one that was not.
 
@@ -176,7 +192,8 @@ def train(
     _say_rows(data, say)
     if not config.loss:
         (say or log.info)(f"The loss follows from the label: {data.loss}.")
-    federation = make_federation(config, data, folder, start)
+    arrivals = load_arrivals(Path(replay)) if replay else ()
+    federation = make_federation(config, data, folder, start, arrivals)
     saved = RunCheckpoint(folder / CHECKPOINT, _settings(config, federation))
     config = replace(config, loss=config.loss or data.loss)
     if not resume and saved.exists():
@@ -190,9 +207,12 @@ def train(
     def save(records: Sequence[Record]) -> None:
         saved.save(federation, records)
         run_folder.save_records(folder, records)
+        if config.agreement.asynchronous.on:
+            federation.driver.arrivals.save(folder)
 
     if federation.epoch < config.epochs:
-        _save_settings(federation, config, data, folder, complete=False)
+        run_outputs.save_settings(federation, config, data, folder, complete=False)
+    _say_spending(federation, config, say)
     request = FinishRequest(folder, fresh=not resume)
     federation.driver.asked = request.taken
     with kept(StatusFile(folder, "run", folder.name, lambda: watched_state(federation, config, folder))):
@@ -200,17 +220,17 @@ def train(
         request.take()  # one that came too late
         if not records:
             raise ConfigError(f"epochs = {config.epochs} leaves nothing to train.")
-        _leave_for_report(federation, config, data, folder)
+        run_outputs.leave_for_report(federation, config, data, folder)
         if alone and config.label_holder:
-            leave_alone(folder, config, _own_rows(config, data))
+            leave_alone(folder, no_longer_than(records, config), run_outputs.own_rows(config, data), request.taken)
     return records
 
 
 def watched_state(federation: Federation, config: RunConfig, folder: Path) -> dict[str, Any]:
     """Return where a run stands, for who watches it."""
     server, driver = federation.server, federation.driver
-    channels = [*server.channels.values(), *(party.up for party in federation.parties.values())]
-    codec = sum(channel.seconds for channel in channels)
+    of_parties = (channel for party in federation.parties.values() for channel in party.every_channel())
+    codec = codec_seconds((*server.every_channel(), *of_parties))
     return {
         "step": server.step_number,
         "steps": config.epochs * server.batches.per_epoch,
@@ -231,6 +251,12 @@ def _say_rows(data: Dataset, say: Callable[[str], None] | None) -> None:
             log.log(logging.INFO if rows.complete else logging.WARNING, "%s", text)
 
 
+def _say_spending(federation: Federation, config: RunConfig, say: Callable[[str], None] | None) -> None:
+    """Say what the run will spend on what is protected."""
+    for text in federation.promises(config.epochs):
+        (say or log.info)(text)
+
+
 def train_on(
     federation: Federation,
     config: RunConfig,
@@ -240,16 +266,29 @@ def train_on(
     every: float = 0.0,
     callbacks: Sequence[Callback] = (),
 ) -> None:
-    """Train to the last epoch and add to the records; `save` them after each, if so many seconds have passed."""
+    """Train to the last epoch and add to the records; `save` them after each, if so many seconds have passed.
+
+    Where a record takes longer, it is also saved between two steps, after SAVE_SECONDS at most.
+    """
     saved = time.monotonic()
+
+    def save_after(seconds: float) -> None:
+        nonlocal saved
+        if time.monotonic() - saved >= seconds:
+            save(records)
+            saved = time.monotonic()
+
+    def between_steps() -> None:
+        if federation.driver.between_steps:
+            save_after(max(every, SAVE_SECONDS))
+
+    federation.driver.pause = between_steps
     following: Iterable[Record] = federation.train(
         config.epochs, watching(config).every, config.observe_gradient, callbacks
     )
     for record in watch(federation, following) if watch else following:
         records.append(record)
-        if time.monotonic() - saved >= every:
-            save(records)
-            saved = time.monotonic()
+        save_after(every)
 
 
 def _settings(config: RunConfig, federation: Federation) -> dict[str, Any]:
@@ -262,48 +301,3 @@ def _settings(config: RunConfig, federation: Federation) -> dict[str, Any]:
     evaluation: Evaluation = "compressed" if federation.server.evaluation else "exact"
     kept = replace(config, epochs=0, memory="ram", patience=None)
     return asdict(kept) | {"evaluation": evaluation, "rows": rows, "loss": federation.server.loss.name}
-
-
-def _leave_for_report(federation: Federation, config: RunConfig, data: Dataset, folder: Path) -> None:
-    """Write what a report of the run is made from."""
-    outputs = {}
-    for split, part in federation.splits.items():
-        if split != "train":
-            ids = data.ids.get(split) or [str(i) for i in range(len(part.labels))]
-            outputs[split] = run_folder.Outputs(ids, part.labels, federation.held_out_output(split))
-    if outputs:
-        run_folder.save_outputs(folder, outputs)
-    _save_settings(federation, config, data, folder, complete=True)
-    _save_models(federation, config, data, folder)
-    run_folder.save_columns(folder, data.columns)
-    _save_encoders(folder, data)
-
-
-def _save_models(federation: Federation, config: RunConfig, data: Dataset, folder: Path) -> None:
-    """Write what `efvfl export` makes the models from, beside their parameters."""
-    widths = {name: party.up.width[0] for name, party in federation.parties.items()}
-    columns = zip(data.names, data.train.features, strict=True)
-    head = model_notes.head_note(config, federation.server.loss.name, widths, data.classes, data.class_names)
-    ModelNotes({name: model_notes.local_note(config, name, x) for name, x in columns}, head).save(folder)
-
-
-def _save_settings(federation: Federation, config: RunConfig, data: Dataset, folder: Path, complete: bool) -> None:
-    labels = {split: part.labels for split, part in federation.splits.items()}
-    widths = {name: party.up.width[0] for name, party in federation.parties.items()}
-    sizes = run_folder.Sizes(widths, federation.server.block.size(), labels, data.class_names)
-    settings = true_settings(config, {split: len(part) for split, part in labels.items()}, network=False)
-    run_folder.save_settings(folder, settings, sizes, data.participation, complete)
-
-
-def _own_rows(config: RunConfig, data: Dataset) -> LabelHolderRows:
-    """Return what the label holder has itself."""
-    place, name = data.names.index(config.label_holder), config.label_holder
-    splits = {s: part for s in ("train", "validation", "test") if (part := getattr(data, s)) is not None}
-    return LabelHolderRows(
-        {split: part.features[place] for split, part in splits.items()},
-        {split: part.targets for split, part in splits.items()},
-        {split: data.ids.get(split) or [str(i) for i in range(len(part.labels))] for split, part in splits.items()},
-        data.classes,
-        data.encoders.get(name),
-        data.sources[place] if data.sources else None,
-    )

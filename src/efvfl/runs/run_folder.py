@@ -19,6 +19,7 @@ from efvfl.errors import DataError
 from efvfl.training.record import Record
 from efvfl.util.extras import left_out, optional
 from efvfl.util.files import write_atomically
+from efvfl.util.versions import versions
 
 log = logging.getLogger("efvfl")
 
@@ -51,6 +52,7 @@ class RunSettings:
     ended: str = ""  # when training was over, in UTC
     version: str = ""  # of efvfl
     complete: bool = True  # whether training is over
+    versions: dict[str, str] = field(default_factory=dict)  # of what computed it; empty: by efvfl 0.2.0 or before
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,7 @@ def save_settings(
     complete: bool = True,
 ) -> None:
     """Write the settings of a run: once when it begins, for who watches it, and once when it is complete."""
-    import efvfl
-
+    made_with = versions()
     table = RunSettings(
         dict(config),
         dict(sizes.widths),
@@ -130,8 +131,9 @@ def save_settings(
         {name: part.counts() for name, part in (participation or {}).items()},
         balance(sizes.labels, str(config["loss"]), sizes.classes),
         datetime.now(UTC).isoformat(timespec="seconds") if complete else "",
-        efvfl.__version__,
+        made_with["efvfl"],
         complete,
+        made_with,
     )
     write_atomically(folder / SETTINGS, (json.dumps(asdict(table), indent=1) + "\n").encode())
 

@@ -124,6 +124,18 @@ def born(pid: int) -> str:
     return "" if fields[0] in "ZX" else fields[19]
 
 
+def how_it_ended(folder: Path) -> str:
+    """Say how the last process in a folder ended; "" if it may still run, or if nothing there says so."""
+    try:
+        status = json.loads((folder / STATUS).read_bytes())
+        stage = status["stage"]
+        if stage == "running":
+            return "was killed" if is_alive(status) is False else ""
+        return {"finished": "has finished", "stopped": "was stopped", "failed": "failed"}.get(stage, "")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return ""
+
+
 def is_alive(status: dict[str, Any]) -> bool | None:
     """Return whether the process that wrote a status still runs; None if that cannot be told from here."""
     pid, then = status.get("pid"), status.get("born")

@@ -174,9 +174,13 @@ def get_data(name: str, console: Console) -> None:
 # Examples of each compressor with common settings.
 EXAMPLES: dict[str, list[dict[str, object]]] = {
     "cast": [{"to": "fp16"}, {"to": "bf16"}],
+    "columns": [{"bits": 3}, {"bits": 2}],
     "identity": [{}],
+    "low_rank": [{"rank": 1}, {"rank": 2}],
+    "natural": [{}, {"rounding": "nearest"}],
     "qsgd": [{"bits": 4}, {"bits": 2}, {"bits": 1}],
     "randk": [{"ratio": 0.1}],
+    "random_topk": [{"ratio": 0.1, "others": 0.1}, {"ratio": 0.1, "others": 0.1, "per": "row"}],
     "sign": [{}],
     "topk": [{"ratio": 0.1}, {"ratio": 0.01}, {"ratio": 0.1, "per": "row"}],
     "topk_qsgd": [{"ratio": 0.1, "bits": 4}],

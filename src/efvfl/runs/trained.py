@@ -57,9 +57,9 @@ class TrainedRun:
 
     def give_head(self, head: nn.Module, combine: str, widths: Mapping[str, int]) -> str:
         """Give the head of the fusion model what fits of the trained one; return what that is."""
-        old = {key.removeprefix(HEAD): tensor for key, tensor in self.fusion.items()}
+        old = {key.removeprefix(HEAD): tensor for key, tensor in self.fusion.items() if key.startswith(HEAD)}
         named = combine == "concat"
-        now, before = (_inputs(head, of) if named else {} for of in (widths, self.widths))
+        now, before = (_inputs(head, of, sum(widths.values())) if named else {} for of in (widths, self.widths))
         outcome = start_from(head, old, now, before)
         new = [name for name in widths if name not in self.widths] if named else []
         text = {
@@ -84,13 +84,17 @@ def _labelled(model: nn.Module, encoder: Encoder | None, state: State) -> Labell
     return model.labelled_tensors(encoder, state) if encoder and isinstance(model, LabelsTensors) else {}
 
 
-def _inputs(head: nn.Module, widths: Mapping[str, int]) -> LabelledTensors:
-    """Return which inputs of a head belong to which party; of a head that is not ours nobody knows."""
+def _inputs(head: nn.Module, widths: Mapping[str, int], combined: int) -> LabelledTensors:
+    """Return which inputs of a head belong to which party; of a head that is not ours nobody knows.
+
+    A head with more inputs than were `combined` is told who is present: a further one for each party.
+    """
     layers = head.layers if isinstance(head, Skipping) else head
     first = layers[1] if isinstance(layers, nn.Sequential) and len(layers) > 1 else None  # after Flatten
     if not isinstance(first, nn.Linear):
         return {}
     inputs = [(name, i) for name, width in widths.items() for i in range(width)]
+    inputs += [(name, -1) for name in widths] if first.in_features > combined else []
     keys = ("layers.1.weight", "linear.weight") if isinstance(head, Skipping) else ("1.weight",)
     return {key: LabelledTensor(key, (None, inputs)) for key in keys}
 

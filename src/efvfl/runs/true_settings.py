@@ -12,7 +12,7 @@ from efvfl.runs.build import has_tables, patience, watching
 
 _OF_TABLES = ("id", "label", "weight", "align", "id_format", "duplicates", "stratify", "ids")
 _OF_SHARED_LABELS = ("downlink", "fusion", "local_steps", "digest_every")
-_OF_COMPRESSION = ("compressor", "down", "fusion", "start", "first")
+_OF_COMPRESSION = ("compressor", "down", "fusion", "start", "first", "memory")
 _SECRET = "private_seed"  # which a page must not reveal
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from efvfl.core.batches import ALL, Rows
 from efvfl.training.record import Record
 
 
@@ -17,6 +18,26 @@ class TrainingStep:
     bytes_up: int  # since the start of the run
     bytes_down: int
     seconds: float  # wall time of all steps, as in records
+    rows: Rows = field(
+        default_factory=lambda: ALL
+    )  # of the batch, among the training rows: a slice if it is all of them
+
+
+@dataclass(frozen=True)
+class Sending:
+    """One block that was compressed and sent, as its sender sees it."""
+
+    step: int  # that it belongs to, from 0
+    block: str  # whose: a party's name, or 'block 0'
+    direction: str  # up, or down
+    residual: float  # squared norm of what was to be sent: h - G with error feedback, h without
+    lost: float  # squared norm of what did not arrive of it
+    bytes: int  # of its packets, without the message around them
+
+    @property
+    def contraction(self) -> float:
+        """The alpha that was reached: |C(v) - v|^2 = (1 - alpha) |v|^2; 1 where there was nothing to send."""
+        return 1 - self.lost / self.residual if self.residual else 1.0
 
 
 class Callback:
@@ -40,6 +61,9 @@ class Callback:
 
     def on_step(self, step: TrainingStep) -> None:
         """See a step that is done."""
+
+    def on_sent(self, sending: Sending) -> None:
+        """See a block that is sent. In one process alone; it is measured only if a callback overrides this."""
 
     def on_epoch(self, record: Record) -> None:
         """See the record of an epoch."""

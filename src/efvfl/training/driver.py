@@ -3,7 +3,8 @@
 A step over a transport: collect the reports, absorb and answer them, post the answers, and let the server learn while
 they travel. With a pipeline, the reports on the next steps are under way meanwhile. A party that is back after it was
 away takes part again when no step is under way: with a pipeline, no further step begins until then. Where held-out rows
-are evaluated by messages, examination.py has further requests before a record is made.
+are evaluated by messages, examination.py has further requests before a record is made. With asynchronous parties a step
+is taken when arrivals.py says that enough have reported; before a record it waits for all.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from efvfl.core import label_account
+from efvfl.core.label_account import Spent
 from efvfl.core.server import Server
 from efvfl.errors import ConfigError
+from efvfl.training.arrivals import Arrivals
 from efvfl.training.callbacks import Callback, TrainingStep
 from efvfl.training.examination import Examination
 from efvfl.training.record import NAN, Observation, Record
@@ -56,10 +60,13 @@ class Driver:
         self.transport = transport
         self.pause = pause
         self.callbacks: Sequence[Callback] = ()
+        self.spent: Callable[[], Spent] = lambda: label_account.spent(server)  # on what is protected
+        self.simulated: Callable[[], float] = lambda: NAN  # seconds of a simulated clock
         self.asked: Callable[[], bool] = lambda: False  # whether `run` is to end at the next step
         self.seconds = 0.0  # wall time of the steps
         self.computing = 0.0  # seconds of it that the server itself computed, in this process
         self.paper_bits = 0
+        self.arrivals = Arrivals(server.plan.names)  # whose reports each step took, where parties are asynchronous
         self._losses: list[float] = []  # of the epoch under way
         self._absent: dict[str, list[list[int]]] = {}  # since the last record
         self._due = False  # a record is, as soon as those who hold have said so
@@ -80,6 +87,12 @@ class Driver:
     def reports(self) -> int:
         """How many steps are under way: those that parties were asked to report on."""
         return sum(not request.hold for request in self.transport.under_way)
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether all that is under way are reports, which parties save: a state taken now can be gone on from."""
+        waiting = self.examination is not None and self.examination.waiting
+        return not (self._due or waiting or any(request.hold for request in self.transport.under_way))
 
     def end_here(self, epochs: int) -> None:
         """End a run of so many epochs at the next step, or, with a pipeline, after those that have begun.
@@ -155,6 +168,8 @@ class Driver:
             seconds=self.seconds,
             window=window,
             kept=self.examination.stopping.kept if self.examination else NAN,
+            spent=self.spent(),
+            simulated_seconds=self.simulated(),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,6 +183,7 @@ class Driver:
             "end": list(self._end),
             "draining": self._draining,
             "examination": self.examination.state_dict() if self.examination else {},
+            "arrivals": self.arrivals.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -178,6 +194,7 @@ class Driver:
         self._due, self._draining = bool(state["due"]), bool(state["draining"])
         step, epochs = state.get("end", (0, 0))
         self._end = (int(step), int(epochs))
+        self.arrivals.load_state_dict(state.get("arrivals", []))
         if self.examination:
             self.examination.load_state_dict(state["examination"])
 
@@ -195,7 +212,10 @@ class Driver:
             for ahead in range(self.reports, begins if self.server.attendance.here else 1):
                 self._post(self.server.begin(ahead), hold=False)
         request = self.transport.under_way[0]
-        replies = self.transport.collect()
+        enough = None
+        if self.server.attendance.asynchronous and not request.hold:
+            enough = self.arrivals.enough(self.server, hold, self.transport.here)
+        replies = self.transport.collect(enough)
         for name in request.names.difference(replies):
             self.server.leave(name)
         if self.examination and self.examination.waiting:
@@ -218,10 +238,12 @@ class Driver:
         if step % server.batches.per_epoch == 0:
             self._losses = []  # not before: a record may be taken after the last step of an epoch
         self._note_absences(step)
+        if server.attendance.asynchronous:
+            self.arrivals.note(step, replies)
         started = time.perf_counter()
         messages = server.respond(replies, hold)
         self.computing += time.perf_counter() - started
-        self._count(replies, step)
+        self._count(replies)
         if server.took_part:
             self._losses.append(server.surrogate_loss)
         self._post(messages, hold)
@@ -232,7 +254,8 @@ class Driver:
     def _tell_of_step(self) -> None:
         server, ledger = self.server, self.transport.ledger
         totals = ledger.total("up"), ledger.total("down")
-        step = TrainingStep(server.step_number, self.epoch, server.surrogate_loss, *totals, self.seconds)
+        rows = server.batches.rows(server.step_number - 1)
+        step = TrainingStep(server.step_number, self.epoch, server.surrogate_loss, *totals, self.seconds, rows)
         for callback in self.callbacks:
             callback.on_step(step)
 
@@ -253,10 +276,10 @@ class Driver:
             else:
                 spans.append([step, step])
 
-    def _count(self, replies: Mapping[str, Message], step: int) -> None:
+    def _count(self, replies: Mapping[str, Message]) -> None:
         """Add the paper's count of the reports."""
         sent = [name for name in replies if name not in self.transport.here]
         for name in sent:
             packets = replies[name].packets.get(self.server.plan.number(name), ())
             if packets:
-                self.paper_bits += self.server.channels[name].paper_bits_received(packets, step)
+                self.paper_bits += self.server.channels[name].paper_bits_received(packets, replies[name].step)

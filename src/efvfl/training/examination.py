@@ -31,6 +31,7 @@ class Examination:
         self.stopping = stopping
         self.outputs: dict[str, Tensor] = {}  # of the network on held-out rows, as they were sent at the end
         self.scores: dict[str, dict[str, float]] = {}  # by split, of this record
+        self.loss = 0.0  # of validation rows, by which is decided: of their randomised labels, where these are
         self._asked: list[Kind] = []  # since the last record
         self.waiting = False  # for the replies to the last of them
 
@@ -53,7 +54,7 @@ class Examination:
         return messages
 
     def _decision(self, epoch: int, last: bool) -> Decision:
-        loss = self.scores["validation"]["loss"]
+        loss = self.loss
         better, rate = self.stopping.look(epoch, loss), self.stopping.rate(loss)
         use = (last or self.stopping.over) and not better and not isnan(self.stopping.kept)
         return Decision(better, use, rate)
@@ -64,8 +65,12 @@ class Examination:
         if self._asked[-1] == Kind.DECIDE:
             return
         outputs = self.evaluation.outputs(self._asked[-1], replies)
-        targets, loss = self.evaluation.targets, self.server.loss
-        self.scores |= {split: measure.scores(output, targets[split], loss) for split, output in outputs.items()}
+        targets, loss, release = self.evaluation.targets, self.server.loss, self.server.release
+        if self._asked[-1] == Kind.EVALUATE:
+            self.loss = measure.scores(outputs["validation"], targets["validation"], loss)["loss"]
+        if release:  # records are the label holder's own
+            targets = {split: release.true_targets(split, of.weights) for split, of in targets.items()}
+        self.scores |= {s: measure.scores(output, targets[s], loss.on_truth) for s, output in outputs.items()}
         if self._asked[-1] == Kind.FINAL:
             self.outputs = outputs
 
@@ -78,6 +83,7 @@ class Examination:
         """Return where it stands."""
         return {
             "scores": self.scores,
+            "loss": self.loss,
             "outputs": dict(self.outputs),
             "asked": [int(kind) for kind in self._asked],
             "waiting": self.waiting,
@@ -88,5 +94,6 @@ class Examination:
         """Go on from a saved state."""
         self.outputs = dict(state["outputs"])
         self.scores = {split: dict(scores) for split, scores in state["scores"].items()}
+        self.loss = float(state.get("loss", self.scores.get("validation", {}).get("loss", 0.0)))  # 0.2 saved none
         self._asked, self.waiting = [Kind(kind) for kind in state["asked"]], bool(state["waiting"])
         self.stopping.load_state_dict(state["stopping"])

@@ -16,18 +16,22 @@ from efvfl.core.agreement import Agreement
 from efvfl.core.assembly import SharedParts, make_party, make_server, plain_model
 from efvfl.core.batches import Batches, Source
 from efvfl.core.fusion import Fusion
+from efvfl.core.label_release import LabelRelease, from_seed
 from efvfl.core.local_model import evaluating
 from efvfl.core.losses import Loss
 from efvfl.core.methods import Method, svfl
 from efvfl.core.party import Party
+from efvfl.core.party_training import PartyTraining
 from efvfl.core.plan import Plan
-from efvfl.core.presence import RowPresence, everybody
+from efvfl.core.presence import RowPresence, of_training
 from efvfl.errors import ConfigError, describe
 from efvfl.training import inputs
+from efvfl.training.arrivals import Arrivals
 from efvfl.training.federation import Federation
 from efvfl.training.inputs import Columns, Models
 from efvfl.training.measure import Split, predict
 from efvfl.training.options import Setup, Training
+from efvfl.training.simulated_clock import SimulatedClock
 from efvfl.training.transport import LocalTransport
 from efvfl.util.rng import derive
 
@@ -56,7 +60,7 @@ def federate(
     - `training`: optimiser, batches, loss, weights of rows and seeds.
     - `validation`, `test`: (features, labels) of rows that are only looked at, with the same columns; weights of these
       rows may be third.
-    - `setup`: how representations are combined, who holds the labels, protection, and more.
+    - `setup`: how representations are combined, who holds the labels, protection, devices of local models, and more.
 
     >>> import torch
     >>> from efvfl import Training, TopK, efvfl, federate
@@ -69,14 +73,21 @@ def federate(
     training, setup = training or Training(), setup or Setup()
     inputs.check_settings(method=method, agreement=agreement, training=training, setup=setup)
     inputs.check_module(head, "the head")
-    names, train = inputs.training_rows(features, labels, training)
+    names, train, local = inputs.training_rows(features, labels, training, models, setup.device)
     seed_of = inputs.seeds(training.seed, training.private_seeds, names)
     _check_setup(setup, names, len(train.labels))
+    if unknown := sorted(set(training.parties) - set(names)):
+        raise ConfigError(f"parties: expected names of the parties {names}, got {unknown[0]!r}.")
     splits = {"train": train, **inputs.held_out_splits({"validation": validation, "test": test}, names, train)}
-    agreement, local = agreement or Agreement(), inputs.modules(models, names)
+    agreement = agreement or Agreement()
     widths, dtype = _widths(local, dict(zip(names, train.features, strict=True)))
-    seed, presence = derive(training.seed, "batches"), _presence(names, splits, agreement, setup)
+    by_split = {n: _of_table(names, s.present) for n, s in splits.items() if s.present is not None}
+    always = agreement.subsets == "sampled" or setup.shows_presence
+    seed, presence = derive(training.seed, "batches"), of_training(by_split, names, len(train.labels), always)
     fusion = Fusion(head, setup.combine, widths if presence else None, setup.shows_presence)
+    loss, server_seed = losses.lookup(training.loss).with_metrics(training.metrics), derive(seed_of[""], "server")
+    release = _release(setup, loss, splits, server_seed)
+    learnt = {n: release.targets(n, s.weights) if release else s.targets for n, s in splits.items()}
     plan = Plan(
         names=names,
         widths=widths,
@@ -84,53 +95,56 @@ def federate(
         batches=Batches(len(train.labels), training.batch_size, seed, training.batch_order),
         method=method or svfl(),
         agreement=agreement,
-        loss=losses.lookup(training.loss),
+        loss=release.loss(loss) if release else loss,
         optimizer=training.optimizer,
         label_holder=setup.label_holder,
         held_out={n: len(s.labels) for n, s in splits.items() if n != "train"} if training.by_messages else {},
         presence=presence,
-        held_out_presence={n: _of_table(names, s.present) for n, s in splits.items() if s.present is not None},
+        held_out_presence=by_split,
         mapped=None if setup.mapped is None else Path(setup.mapped),
     )
-    rules.check(_choices(plan, setup, training))
+    rules.check(_choices(plan, setup, training, exact=len(splits) > 1 and not training.by_messages))
     _check_parts(plan, splits, local, fusion)
     later = {name: splits[name] for name in plan.held_out}
-    held_out = {name: split.targets for name, split in later.items()}
-    server = make_server(plan, fusion, train.targets, derive(seed_of[""], "server"), setup.protect, held_out)
+    held_out = {name: learnt[name] for name in later}
+    server = make_server(plan, fusion, learnt["train"], server_seed, setup.protect, held_out)
+    server.release = release
     parties: dict[str, Party] = {}
     columns: list[Tensor | Source] = [*(setup.sources or train.features)]
     for place, (name, module, x) in enumerate(zip(names, local, columns, strict=True)):
         party_seed = derive(seed_of[name], "party", name)
-        model = plain_model(plan, name, module, _own_rows(x, presence, name), party_seed)
-        shared = SharedParts(train.targets, copy.deepcopy(fusion), None if setup.wire else server.channels)
+        trains = training.parties.get(name) or PartyTraining()
+        model = plain_model(plan, name, module, _own_rows(x, presence, name), party_seed, trains.optimizer)
+        shared = SharedParts(learnt["train"], copy.deepcopy(fusion), None if setup.wire else server.channels)
         own = {split: rows.of_party(place) for split, rows in later.items()}
-        parties[name] = make_party(plan, name, model, party_seed, None if plan.agreement.private else shared, own)
-    transport = LocalTransport(parties, here=[setup.label_holder] if setup.label_holder else [], wire=setup.wire)
-    return Federation(server, transport, splits, plan.agreement.window_here, training.patience)
+        known = None if plan.agreement.private else shared
+        protect = setup.protect_rows.get(name)
+        parties[name] = make_party(plan, name, model, party_seed, known, own, protect, trains.local_steps)
+    transport = LocalTransport(
+        parties,
+        here=[setup.label_holder] if setup.label_holder else [],
+        wire=setup.wire,
+        times=None if setup.report_seconds is None else SimulatedClock(setup.report_seconds),
+    )
+    made = Federation(server, transport, splits, plan.agreement.window_here, training.patience)
+    made.driver.arrivals = Arrivals(names, setup.arrivals)
+    return made
 
 
-def _presence(names: list[str], splits: Mapping[str, Split], agreement: Agreement, setup: Setup) -> RowPresence | None:
-    """Return who has which training rows; None: all have all, and nothing is trained for fewer."""
-    train = splits["train"]
-    if train.present is None and agreement.subsets != "sampled" and not setup.shows_presence:
-        for name, split in splits.items():
-            if split.present is not None:
-                raise ConfigError(
-                    f"the {name} rows: expected all parties to have all rows, as in training, got rows that some lack: "
-                    "fill rows of nothing but NaN, or set subsets='sampled' in the agreement."
-                )
+def _release(setup: Setup, loss: Loss, splits: Mapping[str, Split], server_seed: int) -> LabelRelease | None:
+    """Return the labels that everything is computed from, where they are randomised; None: they are as they are."""
+    if not setup.protect.releases:
         return None
-    if train.present is None:
-        return everybody(names, len(train.labels))
-    presence = _of_table(names, train.present)
-    presence.check_parties()
-    return presence
+    truth = {name: split.labels for name, split in splits.items()}
+    for name, labels in truth.items():
+        loss.check(labels, "labels" if name == "train" else f"{name} labels")
+    found = setup.release or LabelRelease.draw(setup.protect, loss, truth, from_seed(derive(server_seed, "labels")))
+    found.check(truth)
+    return found
 
 
 def _of_table(names: list[str], present: Tensor) -> RowPresence:
-    presence = RowPresence({name: present[:, place].contiguous() for place, name in enumerate(names)})
-    presence.check_rows()
-    return presence
+    return RowPresence({name: present[:, place].contiguous() for place, name in enumerate(names)})
 
 
 def _own_rows(x: Tensor | Source, presence: RowPresence | None, name: str) -> Tensor | Source:
@@ -142,24 +156,36 @@ def _own_rows(x: Tensor | Source, presence: RowPresence | None, name: str) -> Te
     return x[presence.masks[name]]
 
 
-def _choices(plan: Plan, setup: Setup, training: Training) -> rules.Choices:
+def _choices(plan: Plan, setup: Setup, training: Training, exact: bool) -> rules.Choices:
     chosen = rules.Choices.of(plan.method, plan.agreement)
     return replace(
         chosen,
         combine=setup.combine,
         widths=tuple(plan.widths),
         protect=setup.protect.on,
+        releases=setup.protect.releases,
+        clip=setup.protect.clip > 0,
+        visits=setup.protect.visits.on,
+        rows=any(chosen.on for chosen in setup.protect_rows.values()),
+        exact=exact,
         mapped=plan.mapped is not None,
         decides=training.decides,
         evaluation=training.evaluation,
         missing=plan.presence is not None and plan.presence.missing,
         sampled=plan.samples_subsets,
+        own_local_steps=any(own.local_steps for own in training.parties.values()),
+        own_optimizer=any(own.optimizer for own in training.parties.values()),
+        plateau=training.optimizer.on_plateau,
     )
 
 
 def _check_setup(setup: Setup, names: list[str], rows: int) -> None:
     if setup.label_holder and setup.label_holder not in names:
         raise ConfigError(f"label_holder: expected one of the parties {names}, got {setup.label_holder!r}.")
+    if unknown := sorted(set(setup.protect_rows) - set(names)):
+        raise ConfigError(f"protect_rows: expected names of the parties {names}, got {unknown[0]!r}.")
+    if isinstance(setup.report_seconds, Mapping) and (unknown := sorted(set(setup.report_seconds) - set(names))):
+        raise ConfigError(f"report_seconds: expected names of the parties {names}, got {unknown[0]!r}.")
     if setup.sources and [len(source) for source in setup.sources] != [rows] * len(names):
         raise ConfigError(f"sources: expected {len(names)} of {rows:,} rows, one for each party.")
 
@@ -213,10 +239,10 @@ def _check_parts(plan: Plan, splits: Mapping[str, Split], models: Sequence[nn.Mo
         plan.loss.check_weights(split.weights)
         _try_out(split, models, fusion, plan.loss, what)
     check_batches(plan.batches, [*models, fusion])
-    _check_presence(plan, models)
+    check_presence(plan, dict(zip(plan.names, models, strict=True)))
 
 
-def _check_presence(plan: Plan, models: Sequence[nn.Module]) -> None:
+def check_presence(plan: Plan, models: Mapping[str, nn.Module]) -> None:
     """Refuse what does not work on the part of a batch that a party has, or without losses of single rows."""
     if plan.samples_subsets and plan.loss.each is None:
         raise ConfigError(
@@ -225,7 +251,7 @@ def _check_presence(plan: Plan, models: Sequence[nn.Module]) -> None:
         )
     if plan.presence is None or plan.batches.full:
         return
-    for name, model in zip(plan.names, models, strict=True):
+    for name, model in models.items():
         if not bool(plan.presence.masks[name].all()) and _normalises(model):
             raise ConfigError(
                 f"the local model of {name!r} normalises over batches, and {name!r} lacks rows, so that its part of a "

@@ -1,7 +1,7 @@
 """What people give to `federate` and `predict`: made into tensors by party, or refused with the right call.
 
-Tables may be tensors, numpy arrays, frames of pandas or polars, or lists. A tensor stays as it is. Of the others, whole
-numbers among the columns become float32, and so does every float but float64.
+Tables may be tensors, numpy arrays, frames of pandas or polars, or lists. A tensor stays as it is. Of the others, every
+float but float64 becomes float32, and so do whole numbers, unless the local model takes them as they are.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from efvfl.core.agreement import Agreement
 from efvfl.core.methods import Method
 from efvfl.core.targets import scaled
 from efvfl.errors import ConfigError, describe, nearest, whole_number
+from efvfl.training import placement
 from efvfl.training.measure import Split
 from efvfl.training.missing_rows import Masks, masks_of, set_aside, with_left_out
 from efvfl.training.options import Setup, Training
+from efvfl.training.several_inputs import SeveralInputs, packed
+from efvfl.training.whole_numbers import as_taken, converted
 
 Columns = Mapping[str, Any] | Sequence[Any]  # a table of numbers for each party
 Models = Sequence[nn.Module] | Mapping[str, nn.Module]
@@ -45,6 +48,8 @@ def _array(values: Any, what: str) -> np.ndarray[Any, Any]:
             f"the {what}: expected numbers, got dtype {array.dtype}: encode texts, dates and gaps first. "
             "VerticalClassifier, VerticalRegressor and run files with tables do that for you."
         )
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise ConfigError(f"the {what}: expected numbers of up to 63 bits, got {array.max()}: hash or encode them.")
     return np.require(array, kinds[array.dtype.kind], ["C", "W"])
 
 
@@ -72,11 +77,9 @@ def _numbered(features: Any, what: str = "features") -> dict[str, Any]:
 
 
 def _numbers(table: Any, what: str, dtype: torch.dtype | None = None) -> Tensor:
-    """Return columns, converted to a dtype if they are anything but a tensor."""
+    """Return columns, converted to a dtype if there is one and they are anything but a tensor."""
     made = tensor(table, what)
-    if isinstance(table, Tensor):
-        return made
-    return made.to(dtype or (made.dtype if made.is_floating_point() else torch.float32))
+    return made if dtype is None or isinstance(table, Tensor) else converted(made, dtype, what)
 
 
 def targets(labels: Any, what: str = "labels") -> Tensor:
@@ -91,15 +94,32 @@ def row_weights(weights: Any, rows: int, what: str = "weights") -> Tensor | None
     return None if weights is None else scaled(tensor(weights, what), rows, what)
 
 
-def training_rows(features: Columns, labels: Any, training: Training) -> tuple[list[str], Split]:
-    """Return the parties' names, and the rows to train on."""
+def training_rows(
+    features: Columns, labels: Any, training: Training, models: Models, device: placement.Devices = "cpu"
+) -> tuple[list[str], Split, list[nn.Module]]:
+    """Return the parties' names, the rows to train on and the local models on their devices."""
+    known = list(features) if isinstance(features, Mapping) else [f"party{k + 1}" for k in range(_length(features))]
+    features, layouts = packed(features, known, tensor)
     named, target = columns(features), targets(labels)
+    places = placement.of_parties(device, list(named)).values()
+    found = modules(models, list(named))
+    pairs = zip(found, layouts or [None] * len(found), strict=True)
+    wrapped = [SeveralInputs(model, layout) if layout else model for model, layout in pairs]
+    local = [placement.place(model, where) for model, where in zip(wrapped, places, strict=True)]
+    tables = features.values() if isinstance(features, Mapping) else features
+    for (name, x), table, model in zip(named.items(), tables, local, strict=True):
+        if not isinstance(table, Tensor) and len(x):
+            named[name] = as_taken(x, model, f"columns of {name!r}")
     if not len(target):
         raise ConfigError("expected at least one label, got none.")
     _check_lengths(named, len(target), "training")
     weights = row_weights(training.weights, len(target))
     named, present = set_aside(named, masks_of(training.present, list(named), len(target)))
-    return list(named), Split(list(named.values()), target, weights, present)
+    return list(named), Split(list(named.values()), target, weights, present, layouts), local
+
+
+def _length(features: object) -> int:
+    return len(features) if isinstance(features, Sequence) else 0
 
 
 def held_out(pair: Any, names: list[str], train: Split, what: str) -> Split | None:
@@ -112,7 +132,8 @@ def held_out(pair: Any, names: list[str], train: Split, what: str) -> Split | No
     target = targets(pair[1], f"{what} labels")
     if not len(target):
         return None
-    named = rows_of(pair[0], names, train.features, what)
+    given, _ = packed(pair[0], names, tensor, train.layouts)
+    named = rows_of(given, names, train.features, what)
     _check_lengths(named, len(target), what)
     if target.shape[1:] != train.labels.shape[1:] or target.dtype != train.labels.dtype:
         raise ConfigError(
@@ -157,12 +178,14 @@ def rows_of(features: Columns, names: list[str], like: Sequence[Tensor], what: s
 
 
 def new_rows(
-    features: Columns, names: list[str], like: Sequence[Tensor], given: Masks | None = None
+    features: Columns, names: list[str], train: Split | None, given: Masks | None = None
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Return rows to predict, as many of every party, and who has which: None: all have all.
+    """Return rows to predict, like those of training if they are known, and who has which: None: all have all.
 
     A party has no row if it is left out of the features. `given` are masks, or the names of those who have all rows.
     """
+    like = train.features if train else []
+    features, _ = packed(features, names, tensor, train.layouts if train else None)
     tables, left_out = with_left_out(features, names, like)
     found = rows_of(tables, names, like, "new")
     counts = {name: len(x) for name, x in found.items()}

@@ -18,8 +18,8 @@ from efvfl.core.fusion import Fusion
 from efvfl.core.local_model import CHUNK, evaluating
 from efvfl.core.local_model import represent as represent
 from efvfl.core.losses import Loss
-from efvfl.core.memory import ErrorFeedback
 from efvfl.core.targets import Targets
+from efvfl.training.several_inputs import InputLayout
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Split:
     labels: Tensor
     weights: Tensor | None = None  # of the rows in the loss, with a mean of 1; None: all count alike
     present: Tensor | None = None  # who has which rows, bool, shape (rows, parties); None: all have all
+    layouts: Sequence[InputLayout | None] = ()  # of parties that gave several tensors, which are packed into one
 
     @property
     def targets(self) -> Targets:
@@ -73,9 +74,9 @@ def mask_for(present: Tensor | None, part: slice, dtype: torch.dtype) -> Tensor 
 
 
 def scores(output: Tensor, targets: Targets, loss: Loss) -> dict[str, float]:
-    """Return the mean loss and the metric of an output; weights of rows count in the loss alone."""
+    """Return the mean loss and the metrics of an output; weights of rows count in the loss alone."""
     labels = targets.labels
-    return {"loss": float(loss(output, labels, targets.weights)), loss.metric_name: loss.metric(output, labels)}
+    return {"loss": float(loss(output, labels, targets.weights))} | loss.measured(output, labels)
 
 
 def evaluate(models: Sequence[nn.Module], fusion: Fusion, split: Split, loss: Loss) -> dict[str, float]:
@@ -118,15 +119,16 @@ def squared_norm(tensors: Sequence[Tensor]) -> float:
 def distortion(channel: Channel, h: Tensor, rows: Rows | None, step: int) -> float:
     """Return D_k = |G_k - H_k(x_k)|^2 of one party, after its report on `step`.
 
-    If that report is still to come (`rows` says on which rows), it is tried out here and not sent. A party without
-    memory is measured on C(h) of all rows.
+    If that report is still to come (`rows` says on which rows), it is tried out here and not sent. A party whose memory
+    has no surrogates is measured on what all rows would become now.
     """
-    residual = channel.memory.residual(ALL, h)
-    if not isinstance(channel.memory, ErrorFeedback):
-        return squared_norm([channel.try_out(ALL, residual, step) - residual])
+    memory = channel.memory
+    if not memory.keeps:
+        return squared_norm([channel.try_out(ALL, memory.residual(ALL, h), step) - h])
+    gap = memory.surrogate(ALL) - h
     if rows is None:
-        return squared_norm([residual])
-    before = residual if isinstance(rows, slice) else take(residual, rows)
-    after = channel.memory.change(rows, channel.try_out(rows, before, step))
-    rest = 0.0 if before is residual else squared_norm([residual]) - squared_norm([before])  # of rows not reported
-    return rest + squared_norm([after - before])
+        return squared_norm([gap])
+    reported = h if isinstance(rows, slice) else take(h, rows)
+    after = memory.after(rows, channel.try_out(rows, memory.residual(rows, reported), step))
+    rest = 0.0 if isinstance(rows, slice) else squared_norm([gap]) - squared_norm([take(gap, rows)])  # not reported
+    return rest + squared_norm([after - reported])

@@ -71,15 +71,15 @@ def set_aside(tables: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> tupl
     """
     found, masks = {}, []
     for name, x in tables.items():
-        mask = _present(x) & given[name] if name in given else _present(x)
+        mask = present_rows(x) & given[name] if name in given else present_rows(x)
         masks.append(mask)
         found[name] = x if bool(mask.all()) else _zeroed(x, mask)
     table = torch.stack(masks, dim=1)
     return found, None if bool(table.all()) else table
 
 
-def _present(x: Tensor) -> Tensor:
-    """Return which rows are anything but NaN throughout."""
+def present_rows(x: Tensor) -> Tensor:
+    """Return which rows are there: those that are anything but NaN throughout."""
     if not x.is_floating_point() or not bool(torch.isnan(x).any()):
         return torch.ones(len(x), dtype=torch.bool)
     return ~torch.isnan(x).flatten(1).all(dim=1)

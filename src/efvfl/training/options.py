@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from torch import Tensor
 
 from efvfl.core import ranges
 from efvfl.core.agreement import check_word
 from efvfl.core.batches import BatchOrder, Source
 from efvfl.core.fusion import Combine
+from efvfl.core.label_release import LabelRelease
 from efvfl.core.losses import Loss
 from efvfl.core.optimizer import Optimizer
+from efvfl.core.party_training import PartyTraining
 from efvfl.core.protection import Protection
+from efvfl.core.row_protection import RowProtection
 from efvfl.errors import ConfigError, describe
+from efvfl.training.placement import Devices
+from efvfl.training.simulated_clock import ReportSeconds
 
 # exact: at every record validation and test rows are evaluated exactly, beside the protocol. compressed: by messages,
 # validation rows through the compressor of training rows, and test rows, and both finely, once at the end.
@@ -43,6 +50,8 @@ class Training:
     weights: Any = None  # how much each training row counts in the loss, in any form of labels; None: all alike
     patience: int = 0  # epochs without a better validation loss until it stops, and the best model is kept; 0: never
     evaluation: Evaluation | None = None  # None: compressed where patience or a plateau needs it, else exact
+    metrics: Mapping[str, Callable[[Tensor, Tensor], float]] = field(default_factory=dict)  # further ones, by name
+    parties: Mapping[str, PartyTraining] = field(default_factory=dict)  # that train their block in their own way
 
     def __post_init__(self) -> None:
         """Refuse what is no optimiser, and numbers that are not whole."""
@@ -52,6 +61,9 @@ class Training:
                 "{'lr': 0.01})."
             )
         ranges.check_fields(self)
+        for name, own in self.parties.items():
+            if not isinstance(own, PartyTraining):
+                raise ConfigError(f"parties: expected PartyTraining(...) for {name!r}, got {describe(own)}.")
         if self.evaluation is not None:
             check_word("evaluation", self.evaluation, Evaluation)
 
@@ -76,11 +88,16 @@ class Setup:
 
     combine: Combine = "mean"  # or sum, concat: what the head works on
     label_holder: str = ""  # the party, if any, that sits next to the server
-    protect: Protection = field(default_factory=Protection)  # of cotangents before they leave the label holder
+    protect: Protection = field(default_factory=Protection)  # of labels, and of cotangents before they leave
     sources: Sequence[Source] | None = None  # what parties train on in place of `features`, such as augmented images
+    device: Devices = "cpu"  # where local models compute, such as 'cuda', or by party; all else stays on the CPU
     wire: bool = False  # send every message through its bytes, which changes nothing but time
     shows_presence: bool = False  # a further input of the head for each party: 1 where it has the row, else 0
+    protect_rows: Mapping[str, RowProtection] = field(default_factory=dict)  # of parties, where their rows leave them
+    release: LabelRelease | None = None  # with protect.label_epsilon: a draw that was made; None: it follows from seeds
     mapped: Path | str | None = None  # a folder where memories lie in files, for more rows than RAM has room for
+    report_seconds: ReportSeconds | None = None  # simulated time of each party's reports: by name, or by name and step
+    arrivals: Sequence[Collection[str]] = ()  # asynchronous parties: whose reports each step takes, from an earlier run
 
     def __post_init__(self) -> None:
         """Refuse what is no protection."""

@@ -16,7 +16,8 @@ class Observation:
 
     train: dict[str, float] = field(default_factory=dict)  # loss and metric on the training rows
     gradient: float = NAN  # squared norm of the full gradient
-    distortion: float = NAN  # D: how far the surrogates are from the representations
+    distortion: float = NAN  # D: how far what was received is from what the senders have, over all blocks
+    distortions: dict[str, float] = field(default_factory=dict)  # the same by party, and of a compressed 'block 0'
     validation: dict[str, float] = field(default_factory=dict)
     test: dict[str, float] = field(default_factory=dict)
 
@@ -33,9 +34,10 @@ class Record:
     epoch: int  # epochs done, from 1
     step: int  # steps done
     surrogate_loss: float  # mean, over the epoch's steps in which rows took part, of the loss the server sees
-    train: dict[str, float] = field(default_factory=dict)  # these five are an Observation's
+    train: dict[str, float] = field(default_factory=dict)  # these six are an Observation's
     gradient: float = NAN
     distortion: float = NAN
+    distortions: dict[str, float] = field(default_factory=dict)
     validation: dict[str, float] = field(default_factory=dict)
     test: dict[str, float] = field(default_factory=dict)
     bytes_up: float = NAN  # really encoded since the start of the run; a whole number
@@ -50,9 +52,19 @@ class Record:
     asked: bool = False  # training has ended here because somebody asked for it; the epoch may be done in part
     window: float = NAN  # steps under way at a time; with `pipeline = "auto"`, as it was tried or chosen by then
 
+    spent: dict[str, dict[str, float | str]] = field(
+        default_factory=dict
+    )  # what was protected, and what it cost so far
+    simulated_seconds: float = NAN  # in one process with `report_seconds`: virtual time of the steps
+
     def to_json(self) -> str:
         """Return one line of JSON; what is not a finite number becomes null."""
-        return json.dumps(finite_or_null(asdict(self)), allow_nan=False)
+        table = asdict(self)
+        if not self.spent:
+            del table["spent"]  # a run without protection says nothing of it
+        if math.isnan(self.simulated_seconds):
+            del table["simulated_seconds"]
+        return json.dumps(finite_or_null(table), allow_nan=False)
 
     @classmethod
     def from_json(cls, line: str) -> Record:

@@ -1,7 +1,8 @@
 """How messages travel: the contract that every transport keeps, and the transport within one process.
 
 The server posts requests, one message for each party that is asked, and collects the replies in the order of posting.
-With a pipeline, several requests are under way at a time.
+With a pipeline, several requests are under way at a time. With asynchronous parties a request is collected before all
+replies to it are there; what is still open then is part of the next one.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from efvfl.errors import ProtocolError
+from efvfl.training.arrivals import Enough
+from efvfl.training.simulated_clock import SimulatedClock
 from efvfl.wire.ledger import Ledger
-from efvfl.wire.message import Message
+from efvfl.wire.message import Kind, Message
 
 
 class Handler(Protocol):
@@ -55,8 +58,11 @@ class Transport(Protocol):
     def post(self, messages: Mapping[str, Message]) -> None:
         """Send each of these parties its message; they form one request."""
 
-    def collect(self) -> dict[str, Message]:
-        """Return the replies to the oldest request that is under way; those of parties that are away are left out."""
+    def collect(self, enough: Enough | None = None) -> dict[str, Message]:
+        """Return the replies to the oldest request that is under way; those of parties that are away are left out.
+
+        With `enough`, it waits for no more than that, and the other replies stay open.
+        """
 
     def back(self) -> list[str]:
         """Return the parties that steps went without and that can take part again, now that no step is under way."""
@@ -85,8 +91,12 @@ class LocalTransport:
         here: Collection[str] = (),
         wire: bool = False,
         answer: Callable[[str, bytes], bytes] | None = None,
+        times: SimulatedClock | None = None,
     ) -> None:
-        """Connect these parties; those in `here` cost no bytes. `answer` is what a party says to a question."""
+        """Connect these parties; those in `here` cost no bytes. `answer` is what a party says to a question.
+
+        `times` says when replies would be there, in virtual time; None: all at once.
+        """
         self.parties = parties
         self.ledger = ledger or Ledger()
         self.here = frozenset(here)
@@ -94,7 +104,10 @@ class LocalTransport:
         self.answer = answer
         self.seconds = dict.fromkeys(parties, 0.0)  # that every party has computed, by this clock
         self.clock: Callable[[], float] = time.perf_counter
+        self.times = times
         self._posted: deque[tuple[Request, dict[str, Message]]] = deque()
+        self._late: dict[str, Message] = {}  # replies that were left open
+        self._arrivals: dict[tuple[str, int], float] = {}  # of reports under way, by party and step, in virtual time
 
     @property
     def under_way(self) -> list[Request]:
@@ -103,17 +116,49 @@ class LocalTransport:
 
     def post(self, messages: Mapping[str, Message]) -> None:
         """Have every party reply at once; the replies wait here."""
-        self._posted.append((Request.of(messages), self.exchange(messages)))
+        request, replies, late = Request.of(messages), self.exchange(messages), self._late
+        if self.times:
+            reports = {name: reply.step for name, reply in replies.items() if reply.kind == Kind.REPORT}
+            self._arrivals |= {(name, step): self.times.arrival(name, step) for name, step in reports.items()}
+        if late:
+            request, replies, self._late = Request(request.names | set(late), request.hold), late | replies, {}
+        self._posted.append((request, replies))
 
-    def collect(self) -> dict[str, Message]:
-        """Return the replies to the oldest request."""
+    def collect(self, enough: Enough | None = None) -> dict[str, Message]:
+        """Return the replies to the oldest request, or enough of them."""
         if not self._posted:
             raise ProtocolError("no request is under way: post one before its replies are collected.")
-        return self._posted.popleft()[1]
+        _, replies = self._posted.popleft()
+        keys = {name: (name, reply.step) for name, reply in replies.items()}
+        arrivals = {name: self._arrivals[key] for name, key in keys.items() if key in self._arrivals}
+        if enough is None:
+            taken = set(replies)
+            if self.times:
+                self.times.wait_for(arrivals.values())
+        else:
+            taken = self.times.wait_until(enough, arrivals) if self.times else enough.taken(replies)
+            self._late = {name: reply for name, reply in replies.items() if name not in taken}
+        for name in arrivals.keys() & taken:
+            del self._arrivals[keys[name]]
+        return {name: reply for name, reply in replies.items() if name in taken}
 
     def reopen(self, reports: Sequence[Mapping[str, Message]]) -> None:
         """Have these reports under way and nothing else: those of parties that were restored, oldest step first."""
         self._posted = deque((Request(frozenset(replies), False), dict(replies)) for replies in reports)
+        self._late = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what time it is, where that is simulated; what is under way is saved by the parties."""
+        if self.times is None:
+            return {}
+        arrivals = [[name, step, moment] for (name, step), moment in self._arrivals.items()]
+        return {"times": self.times.state_dict(), "arrivals": arrivals}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        if self.times and state:
+            self.times.load_state_dict(state["times"])
+            self._arrivals = {(name, int(step)): float(moment) for name, step, moment in state["arrivals"]}
 
     def exchange(self, messages: Mapping[str, Message]) -> dict[str, Message]:
         """Return every party's reply, in order."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from efvfl.core.fusion import Fusion
 from efvfl.core.local_model import CHUNK, evaluating
+from efvfl.core.presence import RowPresence
 from efvfl.util.rng import derive, permutation, uniforms
 
 EXACT = 10  # parties: with more of them Shapley values are estimated
@@ -106,9 +107,23 @@ class ScoredRows:
         nobody = ~mask.any(dim=1)
         return torch.where(nobody.reshape(-1, *[1] * (output.dim() - 1)), self._mean, output)
 
+    @property
+    def everybody(self) -> Tensor:
+        """What all predict together that have the row."""
+        return self._predict(self.present)
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers the network has for a row."""
+        return self._mean.numel()
+
+    def every(self, step: int) -> ScoredRows:
+        """Return each so many-th row."""
+        return ScoredRows(self.fusion, [part[::step] for part in self.parts], self.present[::step], self.labels[::step])
+
     @cached_property
     def _mean(self) -> Tensor:
-        return self._predict(self.present).mean(dim=0, keepdim=True)
+        return self.everybody.mean(dim=0, keepdim=True)
 
     def _predict(self, mask: Tensor) -> Tensor:
         chunks = [slice(start, start + CHUNK) for start in range(0, len(mask), CHUNK)]
@@ -116,12 +131,20 @@ class ScoredRows:
             return torch.cat([self.fusion([h[c] for h in self.parts], mask[c].to(self.parts[0].dtype)) for c in chunks])
 
 
+def scored_rows(
+    fusion: Fusion, parts: Mapping[str, Tensor], presence: RowPresence | None, labels: Tensor
+) -> ScoredRows:
+    """Return rows of all parties, with zeros where one lacks a row; no presence: all have all."""
+    present = presence.table if presence else torch.ones(len(labels), len(parts), dtype=torch.bool)
+    return ScoredRows(fusion, list(parts.values()), present, labels)
+
+
 def party_values(
     rows: ScoredRows, names: Sequence[str], metric: Metric, metric_name: str, resamples: int = RESAMPLES, seed: int = 0
 ) -> PartyValues:
     """Return the metric of subsets and the Shapley values of parties, with intervals from so many resamples."""
     game = Game.of(len(names), seed)
-    draws = [_resampled(len(rows.labels), derive(seed, "resample", number)) for number in range(resamples)]
+    draws = [resampled(len(rows.labels), derive(seed, "resample", number)) for number in range(resamples)]
     found = np.empty((1 + resamples, len(game.subsets)))
     for place, subset in enumerate(game.subsets):
         output = rows.output(subset)
@@ -130,16 +153,17 @@ def party_values(
     subsets = [tuple(names[k] for k in subset) for subset in game.subsets]
     return PartyValues(
         metric_name,
-        dict(zip(subsets, _estimates(found), strict=True)),
-        dict(zip(names, _estimates(found @ game.matrix.T), strict=True)),
+        dict(zip(subsets, estimates(found), strict=True)),
+        dict(zip(names, estimates(found @ game.matrix.T), strict=True)),
     )
 
 
-def _resampled(rows: int, key: int) -> Tensor:
+def resampled(rows: int, key: int) -> Tensor:
+    """Return as many rows, drawn with replacement."""
     return torch.from_numpy((uniforms(key, rows) * rows).astype(np.int64))
 
 
-def _estimates(found: NDArray[np.float64]) -> list[ValueEstimate]:
+def estimates(found: NDArray[np.float64]) -> list[ValueEstimate]:
     """Return an estimate for every column: its first entry is the value, and the others are those of resamples."""
     value, others = found[0], found[1:] if len(found) > 1 else found
     low, high = np.quantile(others, [(1 - COVERED) / 2, (1 + COVERED) / 2], axis=0)

@@ -51,3 +51,14 @@ def _without_secrets(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _HIDDEN if key in SECRET else _without_secrets(item) for key, item in value.items()}
     return [_without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def without_none(value: Any) -> Any:
+    """Return a nested table without what is None, as a file has it that leaves it out.
+
+    >>> without_none({"a": 1, "b": None, "c": [{"d": None}]})
+    {'a': 1, 'c': [{}]}
+    """
+    if isinstance(value, dict):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list | tuple) else value

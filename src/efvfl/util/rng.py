@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -66,7 +64,8 @@ def uniforms(key: int, count: int) -> NDArray[np.float64]:
 
 
 @kernel
-def _permute(key: np.uint64, size: int, start: int, out: NDArray[np.int64]) -> None:
+def permute(key: np.uint64, size: int, start: int, out: NDArray[np.int64]) -> None:
+    """Write entries `start` to `start + out.size - 1` of the keyed permutation of 0..size-1: for kernels."""
     half = np.uint64(1)
     while (np.int64(1) << np.int64(np.uint64(2) * half)) < size:
         half += np.uint64(1)
@@ -93,24 +92,29 @@ def permutation(key: int, size: int, start: int, stop: int) -> NDArray[np.int64]
     [0, 1, 2, 3, 4]
     """
     out = np.empty(stop - start, dtype=np.int64)
-    _permute(np.uint64(key), size, start, out)
+    permute(np.uint64(key), size, start, out)
     return out
 
 
 _LOCK = threading.RLock()
 
 
-@contextmanager
-def seeded(key: int) -> Iterator[None]:
+class seeded:
     """Seed torch's default generator with `key` inside this context, and restore its state afterwards.
 
     A process has one such generator, so threads take turns: parties may run in threads of one process.
     """
-    generator = torch.default_generator
-    with _LOCK:
-        state = generator.get_state()
-        generator.manual_seed(key & (_MASK >> 1))
-        try:
-            yield
-        finally:
-            generator.set_state(state)
+
+    __slots__ = ("key", "state")
+
+    def __init__(self, key: int) -> None:
+        self.key = key & (_MASK >> 1)
+
+    def __enter__(self) -> None:
+        _LOCK.acquire()
+        self.state = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(self.key)
+
+    def __exit__(self, *error: object) -> None:
+        torch.default_generator.set_state(self.state)
+        _LOCK.release()

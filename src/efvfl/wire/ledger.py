@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, Literal
 
-from efvfl.wire.message import Message
+from efvfl.wire.message import FUSION, Kind, Message
 from efvfl.wire.packet import length
 
 Direction = Literal["up", "down"]  # up: from a party to the server
+
+_KINDS = {kind: kind.name.lower() for kind in Kind}
 
 
 class Ledger:
@@ -21,10 +23,11 @@ class Ledger:
     def record(self, direction: Direction, party: str, message: Message, size: int | None = None) -> None:
         """Count a message sent to or by `party`; pass `size` if it is already known."""
         size = message.size if size is None else size
-        separate = sum(length(0) + packet.size for packet in message.packets.get(0, ()))
-        if separate:
+        if FUSION in message.packets:
+            separate = sum(length(FUSION) + packet.size for packet in message.packets[FUSION])
             self.bytes[direction, party, "digest" if direction == "up" else "fusion"] += separate
-        self.bytes[direction, party, message.kind.name.lower()] += size - separate
+            size -= separate
+        self.bytes[direction, party, _KINDS[message.kind]] += size
 
     def total(self, direction: Direction, party: str | None = None) -> int:
         """Return the bytes in one direction, of one party or of all parties."""

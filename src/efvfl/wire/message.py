@@ -42,6 +42,10 @@ class Kind(IntEnum):
     FINAL = 8  # server to party, at the end of training: represent the held-out rows finely
     EVALUATION = 9  # party to server: what EVALUATE and FINAL ask for
     DECIDE = 10  # server to party, between two steps: keep this model, go back to the kept one, change the rate
+    LATE = 11  # server to a party whose report came late: the answer to it, and the step to continue at
+
+
+_LAST: Final = max(Kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,12 @@ class Message:
     @property
     def size(self) -> int:
         """The length of `to_bytes()`, computed without encoding: messages within a process are counted, not copied."""
-        packets = sum(length(block) + packet.size for block, group in self.packets.items() for packet in group)
-        return len(MAGIC) + 2 + length(self.step) + length(sum(map(len, self.packets.values()))) + packets
+        size, count = len(MAGIC) + 2 + length(self.step), 0
+        for block, group in self.packets.items():
+            for packet in group:
+                size += length(block) + packet.size
+                count += 1
+        return size + length(count)
 
     def to_bytes(self) -> bytes:
         """Return the canonical encoding: blocks in increasing order."""
@@ -89,8 +97,8 @@ class Message:
                 f"expected wire version {VERSION}, got {version}: install the same release of efvfl on both sides."
             )
         code = reader.byte("a message's kind")
-        if code >> 1 > max(Kind):
-            raise WireError(f"expected a message kind from 0 to {max(Kind)}, got {code >> 1}.")
+        if code >> 1 > _LAST:
+            raise WireError(f"expected a message kind from 0 to {_LAST}, got {code >> 1}.")
         step = reader.number("a message's step")
         count = reader.number("a message's number of packets")
         if count > MAX_PACKETS:

@@ -55,10 +55,11 @@ class Reader:
 
     def number(self, what: str) -> int:
         """Return a LEB128 number below 2^63; only its shortest form is accepted."""
-        value = self.byte(what)
-        if value < 0x80:
+        place = self.place
+        if place < len(self.data) and (value := self.data[place]) < 0x80:  # nearly all of them
+            self.place = place + 1
             return value
-        value &= 0x7F
+        value = self.byte(what) & 0x7F
         for shift in range(7, 63, 7):
             byte = self.byte(what)
             value |= (byte & 0x7F) << shift
@@ -108,7 +109,8 @@ class Packet:
     dtype: np.dtype[np.generic]  # of the block, not of the body
     shape: tuple[int, ...]  # of the block
     body: bytes
-    # Set by the first decode, because both ends and every relay within one process decode the same packet.
+    # Set by the first decode, because both ends and every relay within one process decode the same packet; or by an
+    # encoder that has it at hand.
     decoded: Array | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -2,6 +2,7 @@
 
 import secrets
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -15,16 +16,17 @@ import pytest
 from alignments import Meeting, config, leaks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from malicious_alignment import Holder, deviating
+from malicious_alignment import Holder, deviating, points_in
 
 from efvfl.config.run_file import LimitConfig, PartyConfig, RunConfig
 from efvfl.data.tables.ids import read_ids
-from efvfl.data.tables.load import split_seed
-from efvfl.data.tables.splits import split_of, stratified
+from efvfl.data.tables.splits import split_of, split_seed, stratified
 from efvfl.errors import DataError, EfvflError, LimitError, ProtocolError, RefusedError
+from efvfl.network import handshake
 from efvfl.network.align import messages, points, psi
 from efvfl.network.align.aligned_rows import SPLITS, Aligned, shapes
 from efvfl.network.align.alignments import Alignments
+from efvfl.network.align.handshake import about
 from efvfl.network.align.messages import (
     MOST_SHARDS,
     POINT,
@@ -280,20 +282,56 @@ def test_shards_have_a_size_that_follows_from_the_number_of_ids_alone() -> None:
     ids = [f"id-{i}" for i in range(400)]
     parts = psi.split_into_shards(ids, b"s" * SALT, 7)
     assert sorted(index for part in parts for index in part) == list(range(400))
-    assert psi.split_into_shards(ids, b"t" * SALT, 7) != parts
+    assert psi.split_into_shards(ids, b"t" * SALT, 7)[0].tolist() != parts[0].tolist()
     sizes = {len(psi.filled(part, psi.party_points(400, 7))) for part in parts}
     assert sizes == {psi.party_points(400, 7)}
     assert psi.party_points(400, 7) == 121
     assert [psi.holder_points(count, 1) for count in (3, 300, 10_000)] == [11, 315, 10_500]  # with decoys
     with pytest.raises(EfvflError, match="expected at most 3 ids in a shard, got 4: start the alignment again"):
-        psi.filled([1, 2, 3, 4], 3)
-    texts = psi.texts_of(ids, [0, psi.NO_ID, psi.NO_ID])
+        psi.filled(np.arange(4, dtype=np.uint32), 3)
+    texts = psi.texts_of(ids, psi.filled(np.array([0], dtype=np.uint32), 3))
     assert texts[0] == b"+id-0"
     assert len(set(texts)) == 3
-    assert [psi.shards_for(*sizes) for sizes in ((300, 300), (300, 800_000), (19_999, 19_999), (300, 1_800_001))] == [
+    assert [psi.shards_for(*sizes) for sizes in ((300, 300), (300, 800_000), (99_999, 99_999), (300, 1_800_001))] == [
         1, 1, 1, 3
     ]  # fmt: skip
-    assert (psi.shards_for(100_000, 50_000), psi.shards_for(10**9, 10**9)) == (10, MOST_SHARDS)
+    assert (psi.shards_for(500_000, 50_000), psi.shards_for(10**9, 10**9)) == (10, MOST_SHARDS)
+
+
+def test_a_party_computes_ahead_and_a_label_holder_keeps_no_more_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psi, "SHARD", 12)
+    monkeypatch.setattr(psi, "LEAST", 12)
+    ids, orders = sets(60), []
+    with ThreadPoolExecutor(2) as workers:
+        holder = psi.HolderSide(ids[""], "north", 60, workers, lambda work: None)
+        party = psi.PartySide(ids["north"], holder.salt, 5, workers)
+        for shard in range(5):
+            question = holder.blind()
+            entries = holder._asked[0].entries.tolist()
+            assert entries != sorted(entries)  # the table's order stays here, and decoys are anywhere
+            order, own, both = party.answer(shard, question)
+            assert (party._ahead[0] if party._ahead else 5) == shard + 1
+            assert points_in(own) == sorted(points_in(own))
+            holder.take(own, both)
+            assert len(holder._asked) <= 1
+            assert len(holder._answers) <= 2
+            orders.append(order)
+        places = holder.matches()
+    found = {row: place for row, place in enumerate(places.tolist()) if place != [-1, -1]}
+    assert {ids[""][row] for row in found} == set(ids[""]) & set(ids["north"])
+    assert all(ids["north"][orders[shard][place]] == ids[""][row] for row, (shard, place) in found.items())
+
+
+@pytest.mark.parametrize("asked", [(0, 1, 2), (2, 0, 1), (1, 1, 2)])
+def test_shards_may_be_asked_about_in_any_order(asked: tuple[int, ...]) -> None:
+    ids, salt, key = sets(60)["north"], b"s" * SALT, points.new_key()
+    parts = psi.split_into_shards(ids, salt, 3)
+    with ThreadPoolExecutor(1) as workers:
+        party = psi.PartySide(ids, salt, 3, workers)
+        for shard in asked:
+            order, own, both = party.answer(shard, points.blinded(key, psi.texts_of(ids, parts[shard])))
+            places = {point: place for place, point in enumerate(points_in(points.multiply(key, own)))}
+            assert [order[places[point]] for point in points_in(both)] == parts[shard].tolist()
 
 
 def test_points_match_under_both_keys_only() -> None:
@@ -301,16 +339,17 @@ def test_points_match_under_both_keys_only() -> None:
     ours, theirs, other = (points.new_key() for _ in range(3))
     both = points.multiply(theirs, points.blinded(ours, texts))
     assert both == points.multiply(ours, points.blinded(theirs, texts))
-    assert not set(both) & set(points.multiply(ours, points.blinded(other, texts)))
-    assert len({len(point) for point in both}) == 1
-    # Known from the definition, so that two releases find the same points: SHA-512, Elligator 2, addition.
-    assert points.points_of([b"+a"])[0].hex() == "afa3100742b64dc551e2fcb68184c2a476eb5ef8b71fc2cf0170819ee5990911"
+    assert not set(points_in(both)) & set(points_in(points.multiply(ours, points.blinded(other, texts))))
+    assert len(both) == 3 * POINT
+    # Known from the definition, so that two releases find the same points.
+    known = "7191d764dbb2f765e51a3faa64e38ed7e25559497c404c3211f9f41335e4036e"
+    assert points.blinded(bytes(range(32)), [b"+a"]).hex() == known
 
 
 def test_points_of_small_order_are_refused() -> None:
     for point in (bytes(32), b"\x01" + bytes(31)):
         with pytest.raises(ProtocolError, match="expected points of the curve's large subgroup, got others"):
-            points.multiply(points.new_key(), [point])
+            points.multiply(points.new_key(), point)
 
 
 # Ends that come too early.
@@ -364,9 +403,9 @@ def limited(align: str, rows: int) -> RunConfig:
     return replace(config("north", align=align), party=(PartyConfig("north", limits=LimitConfig(rows=rows)),))
 
 
-POINTS = [bytes((9,)) + bytes(POINT - 1)] * 9
+POINTS = (bytes((9,)) + bytes(POINT - 1)) * 9
 ASKED = ShardQuestion(bytes(SALT), 1, 1, 0, POINTS)
-PART = PlacesPart(bytes(SALT), POINTS[0], 2, 0, [(0, 0), (0, 1)])
+PART = PlacesPart(bytes(SALT), POINTS[:POINT], 2, 0, [(0, 0), (0, 1)])
 
 
 @pytest.mark.parametrize(
@@ -383,8 +422,8 @@ PART = PlacesPart(bytes(SALT), POINTS[0], 2, 0, [(0, 0), (0, 1)])
         (write(AlignmentKind.DIGESTS, bytes(16), 0), "expected a question for align = 'psi', got DIGESTS"),
         (write(AlignmentKind.SIZE, 0), "expected the number of ids from 1 to 1,073,741,824, got 0"),
         (write(AlignmentKind.VOID, 3), "expected a reason from 1 to 2, got 3"),
-        (replace(ASKED, points=[bytes(POINT)] * 9).to_bytes(), "expected points of the curve's large subgroup"),
-        (replace(ASKED, points=POINTS[:8]).to_bytes(), "expected 9 points in each of 1 shards, .* got 8 in one of 1"),
+        (replace(ASKED, points=bytes(9 * POINT)).to_bytes(), "expected points of the curve's large subgroup"),
+        (replace(ASKED, points=POINTS[POINT:]).to_bytes(), "expected 9 points in each of 1 shards, .* got 8 in one"),
         (replace(ASKED, points=POINTS * 2).to_bytes(), "expected 9 points in each of 1 shards, .* got 18 in one of 1"),
         (replace(ASKED, shards=5).to_bytes(), "expected 9 points in each of 1 shards, .* got 9 in one of 5"),
         (replace(ASKED, shard=1).to_bytes(), "expected a shard's index from 0 to 0, got 1"),
@@ -393,7 +432,7 @@ PART = PlacesPart(bytes(SALT), POINTS[0], 2, 0, [(0, 0), (0, 1)])
             "expected the number of shards from 1 to 1,024, got 1,025",
         ),
         (
-            replace(ASKED, points=[]).to_bytes(),
+            replace(ASKED, points=b"").to_bytes(),
             "expected the number of a shard's points from 1 to 1,048,576, got 0",
         ),
         (ASKED.to_bytes()[:-1], "cut short"),
@@ -530,6 +569,25 @@ def refused(meeting: Meeting, text: str) -> None:
     assert isinstance(ends[0], RefusedError)
     assert text in str(ends[0])
     assert len(found.ids) == 12
+
+
+def test_who_computes_other_points_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Releases before this one had no version, and points that would match none of today's."""
+    ids, hello = {name: sets(20)[name] for name in ("", "north")}, AlignmentParty.hello
+    with Meeting(tmp_path, config("north"), ids) as meeting:
+
+        def older(made: AlignmentParty) -> Frame:
+            shared = {key: value for key, value in made.about["shared"].items() if key != "version"}
+            first = meeting.lives["north"] == 1
+            return json_frame(FrameKind.HELLO, made.about | {"shared": shared}) if first else hello(made)
+
+        monkeypatch.setattr(AlignmentParty, "hello", older)
+        refused(meeting, "by version 3 of the alignment, north by 'an older one': install the same release of efvfl")
+    # A label holder of such a release compares digests, and shows what differs.
+    today = about(config("north"), "north")
+    before = {key: value for key, value in today["shared"].items() if key != "version"}
+    with pytest.raises(ProtocolError, match="version: the server has None, north has 3"):
+        handshake.compare(today | {"shared": before, "digest": handshake.digest(before)}, today)
 
 
 def test_a_party_that_would_train_is_told_to_align(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,14 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from alignments import Meeting, config
 from malicious_alignment import Holder
 
 from efvfl.config.run_file import LimitConfig, PartyConfig, RunConfig
 from efvfl.errors import EfvflError, LimitError, ProtocolError
-from efvfl.network.align.aligned_rows import Aligned
-from efvfl.network.align.delivery import Delivery
+from efvfl.network.align.delivery import Delivery, PartyList, RowSplits
 from efvfl.network.align.messages import SALT, AlignmentKind, PlacesPart, write, write_place_answer
 from efvfl.network.align.party import AlignmentParty
 from efvfl.network.links.frame import Frame, FrameKind
@@ -240,7 +240,8 @@ def test_an_order_that_points_past_the_table_is_refused(tmp_path: Path, flipped:
 def test_a_refused_response_leaves_the_delivery_as_it_was(tmp_path: Path) -> None:
     holder = Holder(party(tmp_path, config("north")), HELD)
     places = holder.matches()
-    delivery = Delivery("north", Aligned(HELD, bytes(30)), 1, holder.salt, list(places.values()))
+    listed = PartyList(HELD, np.array(list(places.values())), [RowSplits(bytes(30))])
+    delivery = Delivery("north", listed, 1, holder.salt)
     question = delivery.question()
     with pytest.raises(ProtocolError, match="expected points of the curve's large subgroup"):
         delivery.take(write_place_answer(30, (bytes(32), bytes(16))))

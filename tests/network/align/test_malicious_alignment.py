@@ -2,7 +2,6 @@
 
 import logging
 import re
-import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +25,8 @@ from malicious_alignment import (
 
 from efvfl.config.run_file import LimitConfig, PartyConfig, RunConfig
 from efvfl.errors import ConfigError, LimitError, ProtocolError, RefusedError
-from efvfl.network.align import sizes
-from efvfl.network.align.messages import AlignmentKind, write
+from efvfl.network.align import psi, sizes
+from efvfl.network.align.messages import POINT, AlignmentKind, write
 from efvfl.network.align.party import AlignmentParty
 from efvfl.network.links.frame import Frame, FrameKind
 
@@ -53,7 +52,8 @@ TWICE = "expected every point once in an answer of north, got one twice"
 MADE_UP = "north claims to hold an id that was made up here at random"
 ANOTHER = "expected north to hold the shared rows that its answers point to, got another list"
 DEVIATIONS: dict[str, tuple[AlignmentKind, Answer, str, bool]] = {  # with what is said, and whether all is over
-    "neighbours": (AlignmentKind.BLINDED, on_points(COUNT, neighbours), MADE_UP, True),
+    # Once in about 150 times no decoy stands before a shared id: then the test of the list finds it.
+    "neighbours": (AlignmentKind.BLINDED, on_points(COUNT, neighbours), f"{MADE_UP}|{ANOTHER}", True),
     "one point": (AlignmentKind.BLINDED, on_points(COUNT, one_point), TWICE, False),
     "own twice": (AlignmentKind.BLINDED, on_points(COUNT, own_twice), TWICE, False),
     "own twice in other bytes": (AlignmentKind.BLINDED, on_points(COUNT, own_rewritten), TWICE, True),
@@ -93,7 +93,7 @@ def test_a_party_that_deviates_gets_no_id_and_no_list(tmp_path: Path, what: str)
     outcome="the run ends with its name: its list is another; it has received places of its own, no id and no split",
 )
 def test_a_swap_that_misses_the_decoys_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets.SystemRandom, "shuffle", lambda self, entries: None)  # decoys are at the end
+    monkeypatch.setattr(psi, "shuffled", lambda entries: entries)  # decoys are at the end
     ids = ids_of()
     with Meeting(tmp_path, config("north"), ids) as meeting:
         meeting.kinds["north"] = deviating({AlignmentKind.BLINDED: on_points(COUNT, swapped)})
@@ -138,13 +138,13 @@ def test_a_label_holder_that_enumerates_ids_is_refused(tmp_path: Path) -> None:
     text = "expected about 300 ids from the label holder, as data.ids says, got 10,000"
     with pytest.raises(ProtocolError, match=text):
         holder.size()
-    points = [bytes((9,)) + bytes(31)] * 10_500
+    points = (bytes((9,)) + bytes(31)) * 10_500
     with pytest.raises(ProtocolError, match=text):
         holder.ask(holder.question(points=points).to_bytes())
     with pytest.raises(ProtocolError, match=r"expected 315 points in each of 1 shards, .* got 10,500 in one of 1"):
         holder.ask(holder.question(points=points, count=300).to_bytes())
     with pytest.raises(ProtocolError, match="expected 315 points in each of 1 shards"):
-        holder.ask(holder.question(points=points[:315], count=300, shards=33, shard=4).to_bytes())
+        holder.ask(holder.question(points=points[: 315 * POINT], count=300, shards=33, shard=4).to_bytes())
     assert holder.heard == b""
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
 
 from efvfl.cli.main import main
 from efvfl.errors import CheckpointError, Interrupted, ProtocolError
@@ -137,7 +138,7 @@ def test_only_names_that_are_ours_are_answered(folder: Path, host: str, open_to_
 
 def test_elsewhere_a_token_is_needed(folder: Path) -> None:
     found = client(folder, Door(TOKEN))
-    for path in ("/", "/state", "/events", "/static/chart.js", "/?token=wrong", f"/state?token={TOKEN}"):
+    for path in ("/", "/state", "/events", "/metrics", "/static/chart.js", "/?token=wrong", f"/state?token={TOKEN}"):
         answer = found.get(path)
         assert answer.status_code == 401, path
         assert "records" not in answer.text
@@ -146,6 +147,8 @@ def test_elsewhere_a_token_is_needed(folder: Path) -> None:
     assert "HttpOnly" in entered.headers["set-cookie"]
     assert "samesite=strict" in entered.headers["set-cookie"].lower()
     assert found.get("/state").status_code == 200  # the cookie is kept
+    shown = {"authorization": f"Bearer {TOKEN}"}  # as Prometheus shows it
+    assert client(folder, Door(TOKEN)).get("/metrics", headers=shown).status_code == 200
     assert TOKEN not in repr(Door(TOKEN))
 
 
@@ -160,6 +163,63 @@ def test_the_state_of_a_label_holder(folder: Path) -> None:
         ("in", "hello", 70),
     ]
     assert "derivative" in run["left"][0]["what"]
+
+
+def scraped(found: httpx.Response) -> dict[tuple[str, ...], float]:
+    """What Prometheus reads: values by name and labels."""
+    assert found.headers["content-type"].startswith("text/plain; version=")
+    families = text_string_to_metric_families(found.text)
+    return {(s.name, *(v for _, v in sorted(s.labels.items()))): s.value for f in families for s in f.samples}
+
+
+def test_prometheus_is_told_the_same_as_by_the_process_itself(folder: Path) -> None:
+    more: dict[str, Any] = {"bytes_out": 7, "bytes_in": 9, "missing": {"shop": 4.5}, "parties": ["shop", "telco"]}
+    write_status(folder, steps=80, epoch=3, loss=0.5, seconds={"compute": 2.0, "waiting": 1.0}, **more)
+    found = scraped(client(folder).get("/metrics"))
+    assert {key: v for key, v in found.items() if "updated" not in key[0]} == {
+        ("efvfl_running", "run"): 1.0,
+        ("efvfl_step", "run"): 3.0,
+        ("efvfl_steps", "run"): 80.0,
+        ("efvfl_epoch", "run"): 3.0,
+        ("efvfl_loss", "run"): 0.5,
+        ("efvfl_bytes_total", "out", "run"): 7.0,
+        ("efvfl_bytes_total", "in", "run"): 9.0,
+        ("efvfl_seconds_total", "compute", "run"): 2.0,
+        ("efvfl_seconds_total", "waiting", "run"): 1.0,
+        ("efvfl_missing_seconds", "shop", "run"): 4.5,
+        ("efvfl_missing_seconds", "telco", "run"): 0.0,
+        ("efvfl_score", "loss", "run", "validation"): pytest.approx(2 / 3),
+        ("efvfl_score", "accuracy", "run", "validation"): pytest.approx(1 - 0.5 / 3),
+    }
+    assert found["efvfl_updated_timestamp_seconds", "run"] == pytest.approx(time.time(), abs=60)
+    (folder / STATUS).write_text(json.dumps(dead()))
+    assert scraped(client(folder).get("/metrics"))["efvfl_running", "run"] == 0.0
+
+
+def test_several_runs_and_those_of_an_experiment_have_metrics_of_their_own(folder: Path) -> None:
+    party, work = folder.parent / "telco", folder.parent / "mnist" / ".parts" / "key"
+    for path in (party, work):
+        path.mkdir(parents=True)
+    write_status(party, command="join", connected=True, step=4)
+    write_status(work, command="reproduce", name="EF-VFL, seed 1", step=5)
+    found = scraped(client(folder.parent).get("/metrics"))
+    steps = {key[1]: number for key, number in found.items() if key[0] == "efvfl_step"}
+    assert steps == {"run": 3.0, "telco": 4.0, "mnist/EF-VFL, seed 1": 5.0}
+    assert found["efvfl_connected", "telco"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"step": "3", "seconds": [1], "missing": {"a": "b"}, "parties": "all", "time": None},
+        {"step": 10**400, "loss": {}, "seconds": {"compute": None}, "missing": 7, "parties": [1, []]},
+    ],
+)
+def test_a_damaged_status_tells_prometheus_less(folder: Path, status: dict[str, Any]) -> None:
+    (folder / STATUS).write_text(json.dumps(status))
+    found = scraped(client(folder).get("/metrics"))
+    assert ("efvfl_step", "run") not in found
+    assert found["efvfl_running", "run"] == 0.0
 
 
 def test_events_come_as_files_grow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,9 +333,11 @@ def test_a_folder_of_several_and_a_party_without_labels(folder: Path) -> None:
     assert [(each["id"], each["stage"]) for each in state["runs"]] == [("run", "running"), ("telco", "running")]
     assert state["chosen"] == "telco"
     assert state["run"]["status"]["limits"] == {"bytes": 500}
-    assert state["run"]["charts"]["time"]["rows"] == [["compute", [0.75]], ["waiting", [0.25]]]
+    assert state["run"]["charts"]["time"]["rows"] == [["computing", [0.75]], ["waiting for others", [0.25]]]
     other = client(folder.parent).get("/state", params={"run": "../" * 5 + "etc"}).json()
     assert other["chosen"] == "run"  # only what was found has a name
+    write_status(folder, stage="finished")
+    assert client(folder.parent).get("/state").json()["chosen"] == "telco"  # the one at work
 
 
 def test_what_is_damaged_or_not_there_yet_is_left_out(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import logging
 import queue
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -25,6 +26,9 @@ from efvfl.network.links.frame import Frame, FrameKind
 from efvfl.network.links.grpc import dial, listen
 from efvfl.network.links.wire import Wire
 from efvfl.network.ops.audit_log import AuditLog
+from efvfl.network.predict import http_server
+from efvfl.network.predict.places import PlaceLimits
+from efvfl.network.predict.renewed_tls import RenewedTls
 
 SECONDS = 30.0
 
@@ -95,6 +99,31 @@ def test_a_server_shows_its_renewed_certificate(door: Door) -> None:
     assert shown_by(door.port, door.folder) == signing.fingerprint_of(path)
     path.write_bytes(b"half of")  # somebody copies by hand: the certificate in use stays
     assert shown_by(door.port, door.folder) != first
+
+
+def test_the_prediction_service_shows_its_renewed_certificate(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = folder / "certs" / "server.crt"
+
+    async def answer(scope: object, receive: object, send: object) -> None:
+        """No request is made."""
+
+    server = http_server.HttpServer(answer, RenewedTls(path, path.with_suffix(".key")), 1.0, PlaceLimits())
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port, first = listening.getsockname()[1], signing.fingerprint_of(path)
+        thread = threading.Thread(target=http_server.serve, args=(server, listening))
+        thread.start()
+        try:
+            assert shown_by(port, folder) == first
+            renew(folder, "server")
+            second = signing.fingerprint_of(path)
+            assert first != second == shown_by(port, folder)
+            path.write_bytes(b"half of")  # somebody copies by hand: the certificate in use stays
+            assert shown_by(port, folder) == second
+            assert "the certificate in use stays" in caplog.text
+        finally:
+            server.should_exit = True
+            thread.join(SECONDS)
+    assert not thread.is_alive()
 
 
 def test_a_party_dials_with_its_renewed_certificate(

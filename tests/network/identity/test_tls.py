@@ -310,14 +310,20 @@ def test_strangers_all_at_once_while_it_trains(tmp_path: Path, ready: Path) -> N
     def insist(come: Callable[[Guarded, Path], None]) -> None:
         try:
             while not over.wait(0.05):
-                come(outside, ready)
-                arrived.add(come)
+                if was_heard(come):
+                    arrived.add(come)
         except BaseException as error:
-            # One of too many of this address was cut before it was heard.
-            if "Socket closed" in str(error) or isinstance(error, ssl.SSLEOFError | ConnectionResetError):
-                insist(come)
-            else:
-                failures.append(error)
+            failures.append(error)
+
+    def was_heard(come: Callable[[Guarded, Path], None]) -> bool:
+        """Whether a stranger was answered; the guard may close what is slow to shake hands in such a crowd."""
+        try:
+            come(outside, ready)
+        except (AssertionError, OSError) as error:
+            if not re.search(r"Socket closed|EOF occurred|Connection reset|Broken pipe", str(error)):
+                raise
+            return False
+        return True
 
     member = meeting.members[VICTIM]
     respond = member.respond

@@ -93,14 +93,32 @@ class _Abort(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 @contextmanager
-def aborting() -> Iterator[str]:
+def aborting(how: grpc.GenericRpcHandler) -> Iterator[str]:
     """A server that ends every stream with a text of its own."""
     server = grpc.server(ThreadPoolExecutor(2))
-    server.add_generic_rpc_handlers((_Abort(),))
+    server.add_generic_rpc_handlers((how,))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield f"127.0.0.1:{port}"
     server.stop(None).wait()
+
+
+def test_a_connection_that_breaks_is_told_without_the_words_of_the_library() -> None:
+    class Break(_Abort):
+        def _link(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            yield next(incoming)
+            next(incoming)  # the first has left
+            context.abort(grpc.StatusCode.UNAVAILABLE, "Stream removed (recvmsg:Connection reset by peer (104))")
+
+    with aborting(Break()) as address:
+        wire = dial(address, None, 1 << 20)
+        for _ in range(2):
+            wire.send(json_frame(FrameKind.HELLO, {}).to_bytes())
+        wire.receive(PATIENT)
+        with pytest.raises(LinkError) as caught:
+            wire.receive(PATIENT)
+        wire.close()
+    assert str(caught.value) == "the connection broke."
 
 
 @pytest.mark.attack(
@@ -109,7 +127,7 @@ def aborting() -> Iterator[str]:
     outcome="control characters are replaced before the text is logged",
 )
 def test_a_status_text_of_the_server_is_printable() -> None:
-    with aborting() as address:
+    with aborting(_Abort()) as address:
         wire = dial(address, None, 1 << 20)
         with pytest.raises(LinkError) as caught:
             wire.receive(PATIENT)

@@ -107,6 +107,25 @@ def test_a_server_accepts_a_bounded_number_at_any_moment(port: int) -> None:
         assert sockets <= 500 + ConnectionLimits.of(2).total + 20
 
 
+def test_who_has_left_makes_room_for_who_is_there() -> None:
+    """gRPC takes a moment to notice that the other end is gone; that must not cost an older connection its place."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as kept:
+        port = listening.getsockname()[1]
+        guard = ConnectionGuard(port, ConnectionLimits(total=9, unused=9, unused_by_address=2))
+
+        def connected() -> socket.socket:
+            made = kept.enter_context(socket.create_connection(("127.0.0.1", port)))
+            kept.enter_context(listening.accept()[0])
+            return made
+
+        patient = connected()
+        assert guard.look() == 0
+        for _ in range(5):
+            connected().close()
+        assert guard.look() == 4
+        assert is_open(patient)
+
+
 def condemned(guard: ConnectionGuard, *peers: tuple[str, int]) -> set[tuple[str, int]]:
     guard._order = dict.fromkeys(peers)
     return guard._condemned()

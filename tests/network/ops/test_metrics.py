@@ -46,7 +46,7 @@ def value(found: dict[tuple[str, frozenset[tuple[str, str]]], float], name: str,
 
 def test_what_a_label_holder_tells() -> None:
     assert "12 of 80" in sentence(SERVER)  # the same state as the status line's
-    found = parsed(render(SERVER))
+    found = parsed(render({"": SERVER}))
     assert value(found, "efvfl_step") == 12
     assert value(found, "efvfl_steps") == 80
     assert value(found, "efvfl_epoch") == 3
@@ -61,15 +61,22 @@ def test_what_a_label_holder_tells() -> None:
 
 
 def test_a_party_tells_of_itself_alone() -> None:
-    found = parsed(render(PARTY | {"connected": False}))
+    found = parsed(render({"": PARTY | {"connected": False}}))
     assert value(found, "efvfl_connected") == 0
-    assert value(parsed(render(PARTY | {"connected": True})), "efvfl_connected") == 1
+    assert value(parsed(render({"": PARTY | {"connected": True}})), "efvfl_connected") == 1
     assert {name for name, _ in found} == {"efvfl_connected", "efvfl_step", "efvfl_bytes_total", "efvfl_seconds_total"}
     assert not any(key in {"party", "split"} for _, labels in found for key, _ in labels)
 
 
+def test_several_runs_are_told_apart_by_a_label() -> None:
+    found = parsed(render({"one": PARTY, "two": PARTY | {"step": 5}}))
+    assert value(found, "efvfl_step", run="one") == 12
+    assert value(found, "efvfl_step", run="two") == 5
+    assert value(found, "efvfl_bytes_total", run="two", direction="in") == 3000
+
+
 def test_before_the_first_step_there_is_no_loss() -> None:
-    assert not any(name == "efvfl_loss" for name, _ in parsed(render(SERVER | {"loss": None})))
+    assert not any(name == "efvfl_loss" for name, _ in parsed(render({"": SERVER | {"loss": None}})))
 
 
 @pytest.fixture

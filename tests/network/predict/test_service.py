@@ -40,7 +40,7 @@ from efvfl.network.predict import batcher, service
 from efvfl.network.predict.batcher import PredictionBatcher, ServiceSettings
 from efvfl.network.predict.cache import RepresentationCache
 from efvfl.network.predict.prediction import Declined, prediction_columns
-from efvfl.network.training.questions import lacking
+from efvfl.network.training.questions import read_held
 from efvfl.util import checkpoint
 
 # What is predicted.
@@ -69,7 +69,7 @@ def test_the_label_holders_own_party_takes_part(
     running.until(lambda: running.health()["warm"])
     asked, lost = len(running.asked), [f"nobody-{n}" for n in range(300)]
     found = running.predict([*lost, "test:0"]).json()["predictions"]
-    assert found[0] == {"id": "nobody-0", "status": "unknown", "parties": ["top-left"]}
+    assert found[0] == {"id": "nobody-0", "status": "unknown", "lacking": ["top-left"]}
     assert [row["status"] for row in found[1:]] == ["unknown"] * 299 + ["ok"]
     assert len(running.asked) == asked  # what the label holder's own party lacks need not be asked of the others
     running.leave(*NAMES[1:])
@@ -84,6 +84,17 @@ def test_rows_that_are_kept_need_no_party(start: Callable[..., Running], trained
     running.leave(AWAY)
     check(running.predict(ids[::-1]), trained, ids[::-1])
     assert running.decline(["test:0", "test:2"]) == [AWAY]
+
+
+def test_ids_are_found_however_they_are_written_and_shown_as_they_were(
+    start: Callable[..., Running], trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start(PATIENTLY)
+    monkeypatch.setattr(running.batcher.process, "in_one_form", lambda ids: [i.strip().lower() for i in ids])
+    running.join()
+    for ids in (["TEST:0", " test:1"], ["Test:1", "test:0"]):  # asked for, then remembered
+        rows = running.predict(ids).json()["predictions"]
+        assert [(row["id"], row["status"]) for row in rows] == [(i, "ok") for i in ids]
 
 
 def test_live_asks_every_time(start: Callable[..., Running], trained: Trained) -> None:
@@ -224,7 +235,7 @@ def test_ids_that_nobody_holds(start: Callable[..., Running], trained: Trained) 
     rows = response.json()["predictions"]
     assert [row["id"] for row in rows] == ["test:0", "nobody", "test:1", "\U0001f600", "nobody"]
     assert [row["status"] for row in rows] == ["ok", "unknown", "ok", "unknown", "unknown"]
-    assert rows[1] == {"id": "nobody", "status": "unknown", "parties": NAMES}
+    assert rows[1] == {"id": "nobody", "status": "unknown", "lacking": NAMES}
     alone = running.predict(["test:0", "test:1"])
     assert [rows[0], rows[2]] == alone.json()["predictions"]
     check(alone, trained, ["test:0", "test:1"])
@@ -244,7 +255,7 @@ def test_one_clients_unknown_ids_are_not_another_clients_trouble(trained: Traine
         worker = threading.Thread(target=made.run)
         worker.start()
         assert right.result(PATIENT).ids == ["test:0", "test:1"]
-        assert [status.word for status in wrong.result(PATIENT).statuses] == ["ok", "unknown"]
+        assert [status.word for status in wrong.result(PATIENT).outcomes] == ["ok", "unknown"]
         made.stop()
         worker.join()
 
@@ -363,10 +374,10 @@ def test_a_party_that_sends_junk_is_refused(start: Callable[..., Running], train
     running = start(PATIENTLY)
     running.join(*[name for name in NAMES if name != AWAY])
     rogue = process_of(running.network.join(AWAY))
-    for junk in (b"\x01no\x00[5]", b"\x01no", b'\x01no\x00{"0": 1}', b"\x01no\x00[true]", b"\x01no\x00" + b"[" * 40):
+    for junk in (b"[5]", b"", b"no", b'{"0": 1}', b"[true]", b"[1, 0]", b"[]", b"[" * 40):
         with pytest.raises(Exception, match="does not say which"):
-            lacking(AWAY, junk, 5)
-    rogue.represent = lambda question: (1, b"\x01I have none")
+            read_held(AWAY, b"\x02" + junk + b"\x00", 5, 4)
+    rogue.represent = lambda question: (1, b"\x02I have none")
     running.batcher.requests.hooks = Hooks()  # its end is no trouble of this test
     assert running.decline(["test:0"]) == [AWAY]
     assert "does not say which" in str(running.network.futures[AWAY].exception(PATIENT))

@@ -24,9 +24,18 @@ from efvfl.core.server import Server
 from efvfl.core.shared_labels import SharedLabelsParty
 from efvfl.errors import ConfigError, ProtocolError
 from efvfl.network.training import build, participant_data
+from efvfl.network.training.server_process import ServerProcess
 from efvfl.wire.message import Kind, Message
 from efvfl.wire.packet import Packet
 
+# With a party that is away from the first step: each downlink and way of the fusion model, all rows, and a window.
+FROM_THE_FIRST = (
+    "relay, send",
+    "relay, replicate",
+    "relay, all rows",
+    "aggregate, compress",
+    "relay, replicate, window of 4",
+)
 # Of `make test-fast`.
 SAMPLE = ("relay, send", "relay, replicate", "aggregate, compress", "relay, replicate, window of 4")
 
@@ -47,8 +56,13 @@ def test_training_goes_on_without_a_party_and_it_rejoins(tmp_path: Path, leaves_
     assert serving.records[-1].surrogate_loss < serving.records[0].surrogate_loss
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in SAMPLE else pytest.mark.slow) for c in SHARED])
-@pytest.mark.parametrize("leaves_at", [pytest.param(0, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize(
+    ("case", "leaves_at"),
+    [
+        *(pytest.param(case, 5, marks=[] if case in SAMPLE else pytest.mark.slow) for case in SHARED),
+        *(pytest.param(case, 0, marks=pytest.mark.slow) for case in FROM_THE_FIRST),
+    ],
+)
 def test_with_shared_labels_a_party_that_is_back_knows_what_it_missed(
     tmp_path: Path, case: str, leaves_at: int
 ) -> None:
@@ -64,12 +78,22 @@ def test_with_shared_labels_a_party_that_is_back_knows_what_it_missed(
     assert_equal_everywhere(server, parties)
 
 
+@pytest.fixture(scope="module")
+def calm_runs() -> dict[str, ServerProcess]:
+    """The servers of runs without any death, by case: each is run once."""
+    return {}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["relay, replicate", "aggregate, compress", "relay, replicate, window of 4"])
 @pytest.mark.parametrize("dies_at", [(8,), (15, 16)])
-def test_the_server_may_die_while_a_party_is_away(tmp_path: Path, case: str, dies_at: tuple[int, ...]) -> None:
+def test_the_server_may_die_while_a_party_is_away(
+    tmp_path: Path, calm_runs: dict[str, ServerProcess], case: str, dies_at: tuple[int, ...]
+) -> None:
     """Requests that are in its log are made again from the same replies, one with SYNC among them."""
-    calm, _ = run(tmp_path / "calm", shared_config(case), 7, back_at=15)
+    if case not in calm_runs:
+        calm_runs[case], _ = run(tmp_path / "calm", shared_config(case), 7, back_at=15)
+    calm = calm_runs[case]
     serving, parties = run(tmp_path / "killed", shared_config(case), 7, back_at=15, dies_at=dies_at)
     assert serving.server.step_number == 24
     assert_equal_everywhere(serving.server, parties)
@@ -422,6 +446,6 @@ def test_sync_is_only_for_those_who_agreed() -> None:
 )
 def test_what_stale_needs(changes: dict[str, object]) -> None:
     with pytest.raises(
-        ConfigError, match=r"on_missing = 'stale' does not go with (a method without a memory|start = 'exact')"
+        ConfigError, match=r"on_missing = 'stale' does not go with (a method without surrogates|start = 'exact')"
     ):
         networks.config(network={"on_missing": "stale"}, **changes)

@@ -98,7 +98,7 @@ def test_a_party_that_dies_after_sync_handles_it_again_before_what_follows(tmp_p
     done: list[str] = []
 
     def syncs(number: int) -> bool:
-        out = lab.serving.requests._out.get(number)
+        out = lab.serving.requests.out.get(number)
         return out is not None and AWAY in out.messages and out.messages[AWAY].kind == Kind.SYNC
 
     def before(member: Watched, number: int) -> None:

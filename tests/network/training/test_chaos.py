@@ -29,6 +29,7 @@ SAME = {  # faults after which nobody may refuse
     "stale": ["kill", "freeze", "power-failure", "slow-line"],
     "stale-shared": ["kill", "stop", "cut-line"],
     "stale-window": ["kill", "freeze-for-long"],
+    "asynchronous": ["kill", "power-failure", "kill"],  # compared with the replay of who reported when
     "tables": ["power-failure", "old-set"],
     "workers": ["kill-worker", "kill"],
 }

@@ -333,7 +333,8 @@ def test_columns_that_leave_are_found(planted: Overheard) -> None:
     answerer: Any = member.represent
 
     def leaking(question: bytes) -> tuple[int, bytes]:
-        rows, _ = answerer._rows(json.loads(question))
+        asked = json.loads(question)
+        rows = answerer.columns[asked["split"]][asked["start"] : asked["stop"]]
         return len(rows), b"\0" + send_exactly(rows)[0].to_bytes()
 
     leaking.columns = answerer.columns  # type: ignore[attr-defined]

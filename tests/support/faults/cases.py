@@ -46,6 +46,11 @@ class Case:
         return "stale" in self.network
 
     @property
+    def asynchronous(self) -> bool:
+        """Whether the end depends on who reported when, of which there is a record."""
+        return "asynchronous" in self.settings
+
+    @property
     def tables(self) -> bool:
         """Whether participants have lists of aligned rows and encoders."""
         return self.data == TABLES
@@ -111,6 +116,11 @@ CASES = {
         network=STALE,
         private=False,
     ),
+    "asynchronous": Case("""
+        agreement = { labels = "private", asynchronous = { reports = 3, most_stale = 8 } }
+        method = { name = "efvfl", compressor = { name = "topk", ratio = 0.1 }, down = { name = "qsgd", bits = 4 } }
+        optimizer = { name = "SGD", lr = 0.5, momentum = 0.9 }
+    """),
     "tables": Case(
         """
         patience = 3

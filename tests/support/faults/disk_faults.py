@@ -25,7 +25,7 @@ def power_failure(run: Federation, chance: random.Random, zeros: bool = False) -
         damage.leave_half_a_file(folder)
         if (folder / "ledger.jsonl").exists():
             damage.truncate(folder / "ledger.jsonl", chance)
-        if run.case.stale and name == "server":
+        if (run.case.stale or run.case.asynchronous) and name == "server":
             lost.append("server: nothing")  # every request was flushed before it was sent
         else:
             lost.append(f"{name}: {damage.lose_end(damage.unsynced(folder), chance, zeros)}")

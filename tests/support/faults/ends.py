@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 
+from efvfl.config import run_file
 from efvfl.network.training.autosave import CHECKPOINT
+from efvfl.runs.build import load_data, make_federation, watching
 from efvfl.runs.run_folder import OUTPUTS, RECORDS
+from efvfl.training.arrivals import load_arrivals
 from efvfl.util import checkpoint
 
 
@@ -35,6 +38,23 @@ def _timeless(line: str) -> dict[str, Any]:
     record: dict[str, Any] = json.loads(line)
     record.pop("seconds")
     return record
+
+
+def replayed(root: Path) -> dict[str, Any]:
+    """Return what a run in one process leaves that takes the reports of asynchronous parties at the same steps."""
+    config = run_file.load(root / "server.toml")
+    torch.set_num_threads(config.threads)
+    federation = make_federation(config, load_data(config, root), arrivals=load_arrivals(root / "server"))
+    federation.fit(config.epochs, watching(config).every, gradient=False)
+    parties = {name: {"party": party.state_dict()} for name, party in federation.parties.items()}
+    return {"server": {"server": federation.server.state_dict()}, **parties}
+
+
+def from_replay(root: Path, found: dict[str, Any]) -> Iterator[str]:
+    """Yield every place where what is left differs from what the replay leaves."""
+    for name, state in replayed(root).items():
+        (part,) = state
+        yield from differences(state[part], found[name][part], f"/{name}/replayed")
 
 
 def differences(a: Any, b: Any, where: str = "") -> Iterator[str]:

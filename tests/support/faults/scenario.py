@@ -135,7 +135,9 @@ def _compare(outcome: Outcome, run: Federation, calm: dict[str, Any]) -> None:
         outcome.kind, outcome.text = "SILENT", f"cannot read what is left: {error}"
         return
     wrong = list(ends.between_ends(found))
-    if not run.case.stale:
+    if run.case.asynchronous:
+        wrong += ends.from_replay(run.root, found)
+    elif not run.case.stale:
         wrong += ends.differences(calm, found)
     outcome.kind = "SILENT" if wrong else "equal"
     outcome.text = f"{len(wrong)} differences: {', '.join(sorted(wrong)[:4])}" if wrong else ""

@@ -12,18 +12,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from efvfl.cli.sessions import setup
 from efvfl.config.run_file import RunConfig
+from efvfl.data import label_draws
+from efvfl.data.participation import Participation
 from efvfl.data.tables.encode import TableSettings
 from efvfl.data.tables.id_hints import own_format
 from efvfl.data.tables.load import Table, label_settings
 from efvfl.errors import ConfigError, DataError, Interrupted, nearest
 from efvfl.network.align.aligned_rows import Aligned
 from efvfl.network.align.alignments import Alignments
+from efvfl.network.align.list_targets import Draw, ListTargets
 from efvfl.network.align.messages import FRAME, VoidReason
 from efvfl.network.align.party import AlignmentParty
 from efvfl.network.align.server import AlignmentServer, nothing_shared
@@ -101,23 +105,25 @@ def follow(options: SessionOptions, name: str, config: RunConfig, console: Conso
     with _restartable(), stop_on_signal(dialler.stopping):
         dialler.run()
     if party.void == VoidReason.EMPTY:
-        raise nothing_shared(party.ids)
+        raise nothing_shared(party.ids, party.mode)
     if party.aligned is None:
-        raise DataError("the label holder could not cut the shared rows into splits: it was told why. Nothing changed.")
+        raise DataError("the label holder could not make a list of the rows: it was told why. Nothing changed.")
     _describe_result(progress, local, party, party.aligned)
 
 
 def lead(options: SessionOptions, config: RunConfig, console: Console, stack: ExitStack) -> None:
     """Align as the label holder; what is opened is closed with the stack."""
     _check_parties(config)
-    _check_stratify(config)
+    _check_secret(config)
     local = read_tables(config, options.file.parent, "")
     credentials, folder = options.credentials_of(certificates.SERVER), options.folder_of(certificates.SERVER)
     setup.lock(folder, stack)
     audit = setup.open_audit_log(folder, stack)
     timeouts = ServerTimeouts(absent=config.network.absent_seconds, silent=config.network.silent_seconds)
     hooks = Hooks(audit.record, lambda: tick((progress,), audit))
-    server = AlignmentServer(config, local.ids, local.labels, folder, timeouts, hooks)
+    draw = partial(label_draws.of_folder, config, home=folder)
+    server = AlignmentServer(config, local.ids, told_labels(local, config, draw), folder, timeouts, hooks)
+    server.targets_of = partial(ListTargets.of, local.tables[-1], loss=config.loss, draw=draw)
     requests = server.requests
 
     def state() -> dict[str, Any]:
@@ -134,6 +140,15 @@ def lead(options: SessionOptions, config: RunConfig, console: Console, stack: Ex
     for name in sorted(server.uninformed):
         log.warning("%s has the list, but left before it was told that the alignment has ended.", name)
     _describe_result(progress, local, server, aligned)
+
+
+def told_labels(local: LocalTables, config: RunConfig, draw: Draw) -> NDArray[Any] | None:
+    """Return the labels by which rows are cut into splits: as others may know them."""
+    if local.labels is None or not config.data.stratify:
+        return local.labels
+    loss = local.tables[-1].encoding(local.ids, config.loss).loss
+    release = draw(loss, {"": torch.from_numpy(local.labels)}, {"": local.ids})
+    return release.labels[""].numpy() if release else local.labels
 
 
 def show_lists(options: SessionOptions, party: str, console: Console) -> None:
@@ -157,14 +172,20 @@ def _check_parties(config: RunConfig) -> list[str]:
     return names
 
 
-def _check_stratify(config: RunConfig) -> None:
-    """Refuse splits that tell parties labels: classes must be cut in an order that only the label holder knows."""
-    private = config.agreement.labels == "private"
-    if private and config.data.stratify and config.private_seed in (None, config.seed):
+def _check_secret(config: RunConfig) -> None:
+    """Refuse splits that tell parties labels, and numbers of rows that tell them ids: both need a secret order."""
+    if config.private_seed not in (None, config.seed):
+        return
+    secret = "set it to a random number (python -c 'import secrets; print(secrets.randbits(63))')"
+    if config.data.align == "outer":
+        raise ConfigError(
+            "align = 'outer' needs a private_seed at the top level of the label holder's own file, because parties "
+            f"that know the order of the rows would learn which ids are between their own: {secret}."
+        )
+    if config.agreement.labels == "private" and config.data.stratify:
         raise ConfigError(
             "data.stratify with private labels needs a private_seed at the top level of the label holder's own file, "
-            "because parties that know the seed would read labels off the splits: set it to a random number (python -c "
-            "'import secrets; print(secrets.randbits(63))'), or leave stratify out."
+            f"because parties that know the seed would read labels off the splits: {secret}, or leave stratify out."
         )
 
 
@@ -201,6 +222,8 @@ def describe(alignments: Alignments, number: int, aligned: Aligned) -> str:
     """Say what a list has that the one before it had not, and the other way round."""
     before = alignments.before(number)
     text = f"Alignment {number}: {len(aligned.ids):,} rows"
+    if aligned.outer and len(aligned.ids) < aligned.outer.rows:
+        text += f" of the {aligned.outer.rows:,} of the label holder"
     if not before:
         return f"{text}."
     try:
@@ -213,14 +236,18 @@ def describe(alignments: Alignments, number: int, aligned: Aligned) -> str:
 def _describe_result(
     progress: ProgressDisplay, local: LocalTables, here: AlignmentParty | AlignmentServer, aligned: Aligned
 ) -> None:
-    """Say how many rows all share, how much of the local tables that is, and why the others are left out."""
+    """Say how many rows take part, how much of the local tables that is, and why the others are left out."""
     rows, shared, counts = local.tables[0].found.report.total, len(aligned.ids), aligned.counts()
     splits = ", ".join(f"{count:,} {split}" for split, count in counts.items())
-    found = " ".join(_describe_rows(table, shared, local.id_format) for table in local.tables)
+    parts = {table.path: table.participation(shared, aligned.outer is not None) for table in local.tables}
+    found = " ".join(_describe_rows(table, parts[table.path], local.id_format) for table in local.tables)
     alignments, number = here.alignments, here.number
     text = (
         describe(alignments, number, aligned) if here.added else f"Alignment {number} again: the same {shared:,} rows."
     )
+    has = {name: sum(mask) for name, mask in aligned.outer.masks.items()} if aligned.outer else {}
+    if shared and len(has) > 1:
+        found += f" Of these rows {', '.join(f'{name} has {count:,}' for name, count in has.items())}."
     progress.say(
         f"{text} That is {shared / rows:.1%} of the {rows:,} here: {splits}. {found} "
         f"List: {alignments.path(number)}. What left the building: efvfl audit {alignments.folder}",
@@ -228,12 +255,12 @@ def _describe_result(
         shared=shared,
         share=shared / rows,
         **counts,
-        tables={str(table.path): table.participation(shared).counts() for table in local.tables},
+        tables={str(path): part.counts() for path, part in parts.items()},
+        **({"has": has} if has else {}),
     )
 
 
-def _describe_rows(table: Table, shared: int, id_format: Sequence[str]) -> str:
-    part = table.participation(shared)
+def _describe_rows(table: Table, part: Participation, id_format: Sequence[str]) -> str:
     # Of the others' ids nothing is known here, but which of the own ones a format would change is.
     hint = own_format(table.written_ids, id_format) if part.unmatched else ""
     return f"{table.path}: {part.text()}" + (f" {hint}" if hint else "")

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from efvfl.cli.sessions import setup
 from efvfl.config.run_file import RunConfig
+from efvfl.core.channel import codec_seconds
 from efvfl.core.plan import Plan
 from efvfl.errors import ConfigError, ProtocolError, nearest
 from efvfl.network import handshake
@@ -44,6 +45,8 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
         return
     credentials = options.credentials_of(name)
     setup.warn_without_private_seed(config, name)
+    if config.of(name).protect.noise and config.of(name).private_seed is None:
+        raise ConfigError("protect is on, but its noise would follow from the shared seed: set private_seed.")
     plan = build.make_plan(config, data, folder)
     party = build.build_party(config, plan, data, name)
     ModelNotes({name: local_note(config, name, data.columns["train"])}).save(folder)
@@ -53,7 +56,7 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
         party,
         folder,
         data.about(config, name),
-        questions.QuestionHandler(party, data, limits.train_rows),
+        questions.QuestionHandler.allowed(party, data, config, folder),
         limits,
         CheckpointPolicy(network),
         handshake.own_model(config, name),
@@ -62,12 +65,12 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
     audit = setup.open_audit_log(folder, stack)
 
     def state() -> dict[str, Any]:
-        codec = party.up.seconds
+        codec = codec_seconds(party.every_channel())
         return {
             "step": party.step,
             "bytes_out": audit.totals["out"],
             "bytes_in": audit.totals["in"],
-            "compute": process.seconds - codec,
+            "compute": max(0.0, process.seconds - codec),
             "codec": codec,
             "waiting": dialler.waited,
             "connected": dialler.connected,
@@ -79,6 +82,8 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
     file = StatusFile(folder, "join", name, lambda: _watched(config, process, plan, state()))
     file.watch()
     stack.push(file.leave)
+    if party.noise:
+        status.say(party.noise.promise(plan.batches.per_epoch * config.epochs))
     limit = build.frame_limit(plan, party.label_mode.fusion_size)
     dialler = Dialler(
         process,

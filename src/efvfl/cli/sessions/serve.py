@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from torch import Tensor
 
 from efvfl.cli.sessions import setup
 from efvfl.config.run_file import RunConfig
+from efvfl.core.channel import codec_seconds
+from efvfl.core.protection import Protection
 from efvfl.errors import ConfigError, IncompleteError
 from efvfl.network.identity import certificates
 from efvfl.network.identity.certificates import Credentials
@@ -26,12 +27,14 @@ from efvfl.network.ops.status import StatusLine
 from efvfl.network.predict import service
 from efvfl.network.predict.prediction import prediction_columns
 from efvfl.network.training import build, participant_data
-from efvfl.network.training.joint_prediction import HeldRows
+from efvfl.network.training.alone import train_alone
+from efvfl.network.training.column_inquiry import ColumnFindings, inquire
+from efvfl.network.training.joint_prediction import PredictedRows
+from efvfl.network.training.panel import PartyPanel
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.server_process import ServerProcess
 from efvfl.network.workers import worker_group
 from efvfl.runs import metrics
-from efvfl.runs.alone import LabelHolderRows, leave_alone
 from efvfl.runs.model_notes import ModelNotes, head_note, local_note
 from efvfl.runs.run_folder import ALONE, load_outputs, load_settings
 from efvfl.runs.status_file import StatusFile
@@ -47,16 +50,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("efvfl")
 
-OK = "ok"  # the status of a row that was predicted, in a file of predictions
-
 
 @dataclass(frozen=True)
 class PredictionFile:
-    """Which rows to predict, by a file of ids or by a split, and the file that the predictions go to."""
+    """Which rows to predict, by a file of ids or by a split, the file that the predictions go to, and by whom."""
 
     ids: Path | None
     split: str | None
     out: Path
+    required: Sequence[str] = ()  # parties without which a row is not predicted
+    wait: float | None = None  # seconds for a party that is missing; None: the usual time
 
     def read_ids(self, data: ParticipantData) -> list[str]:
         """Return the ids to predict, or refuse options that make no sense."""
@@ -112,24 +115,7 @@ def train(
         _train(process, session.status)
         _finish(process)
         if alone and config.label_holder:
-            _train_alone(process)
-
-
-def _train_alone(process: ServerProcess) -> None:
-    """Leave what the label holder reaches without the others, unless that is there already or it is stopped."""
-    data, folder = process.data, process.folder
-    config = replace(process.config, loss=process.plan.loss.name)
-    if (folder / ALONE).exists() or process.requests.stopping.is_set():
-        return
-    splits = [split for split in ("train", "validation", "test") if split in data.labels]
-    rows = LabelHolderRows(
-        {split: data.columns[split] for split in splits},
-        {split: data.targets(split) for split in splits},
-        data.ids,
-        data.classes,
-        data.encoder,
-    )
-    leave_alone(folder, config, rows, process.requests.stopping.is_set)
+            train_alone(process)
 
 
 def predict(
@@ -140,40 +126,55 @@ def predict(
     data = _load_data(options, config)
     ids = wanted.read_ids(data)
     session = _open(options, config, data, console, stack, trained=True)
-    session.listen(options, stack)
     process = session.process
+    panel = PartyPanel.convene(process.plan, process.requests.presence, wanted.required, wanted.wait)
+    session.listen(options, stack)
     with stop_on_signal(process.requests.stopping):
         # By id also for a split: the service asks so too, and both give a row the same prediction to the last bit.
         normal = ids if wanted.split else process.in_one_form(ids)
-        held = process.predict(normal)
-        statuses = [status_of(held.lacking.get(i, ())) for i in normal]
+        found = process.predict(normal, panel)
         shown = wanted.spelt(ids, data)
-        if len(held.output):
-            write_predictions(wanted.out, shown, statuses, held.output, process.plan.loss.name, data.class_names)
-        count = sum(status == OK for status in statuses)
+        if len(found.output):
+            write_predictions(wanted.out, shown, found, process.plan.loss.name, data.class_names)
+        count = len(found.output)
         session.status.say(
-            f"Predictions of {count:,} of {len(ids):,} rows: {wanted.out}", predicted=count, asked=len(ids)
+            f"Predictions of {count:,} of {len(ids):,} rows: {wanted.out}{_rest_on(found, data.names)}",
+            predicted=count,
+            asked=len(ids),
         )
         _finish(process)
-    if held.lacking:
-        _say_lacking(held, shown, normal, wanted.out)
+    if count < len(ids):
+        _say_lacking(found, shown, wanted.out)
 
 
-def status_of(lacking: Sequence[str]) -> str:
-    """Return what a file of predictions says about a row that some parties do not hold."""
-    return f"not held by {', '.join(lacking)}" if lacking else OK
+def _rest_on(found: PredictedRows, names: Sequence[str]) -> str:
+    """Say how many predictions rest on the columns of each party, if not all do on those of all."""
+    ok = [outcome for outcome in found.outcomes if outcome.ok]
+    counts = {name: sum(name in outcome.parties for outcome in ok) for name in names}
+    if all(count == len(ok) for count in counts.values()):
+        return ""
+    return f". On columns of {', '.join(f'{name}: {count:,} of them' for name, count in counts.items())}"
 
 
-def _say_lacking(held: HeldRows, shown: Sequence[str], normal: Sequence[str], out: Path) -> None:
+def _say_lacking(found: PredictedRows, shown: Sequence[str], out: Path) -> None:
     """End with an error of its own after the predictions are written."""
-    example, names = next((s, held.lacking[n]) for s, n in zip(shown, normal, strict=True) if n in held.lacking)
-    lost = sum(i in held.lacking for i in normal)
-    who = f"{' and '.join(names)} {'does' if len(names) == 1 else 'do'} not"
-    where = f"{out} has no prediction for them" if len(held.output) else "nothing was written"
+    lost = [(row, outcome) for row, outcome in zip(shown, found.outcomes, strict=True) if not outcome.ok]
+    where = f"{out} has no prediction for them" if len(found.output) else "nothing was written"
     raise IncompleteError(
-        f"{lost:,} of {len(normal):,} rows were not predicted, because not all parties hold them, such as "
-        f"{example!r:.80}, which {who}: {where}. The parties' own logs say how many they lack."
+        f"{len(lost):,} of {len(shown):,} rows were not predicted, such as {lost[0][0]!r:.80} ({lost[0][1].text()}): "
+        f"{where}. The parties' own logs say how many they lack."
     )
+
+
+def value_columns(options: SessionOptions, config: RunConfig, console: Console, stack: ExitStack) -> ColumnFindings:
+    """See with the parties that join and agreed which columns matter; what is opened is closed with the stack."""
+    setup.lock(options.folder_of(certificates.SERVER), stack)
+    session = _open(options, config, _load_data(options, config), console, stack, trained=True)
+    session.listen(options, stack)
+    with stop_on_signal(session.process.requests.stopping):
+        found = inquire(session.process)
+        _finish(session.process)
+    return found
 
 
 def serve_predictions(
@@ -191,24 +192,24 @@ def serve_predictions(
     service.run(endpoint, session.process, session.status, session.metrics)
 
 
-def write_predictions(
-    path: Path, ids: list[str], statuses: list[str], output: Tensor, loss: str, names: Sequence[str] = ()
-) -> None:
-    """Write ids, predictions and statuses as CSV or Parquet; `output` has the rows that are ok, `names` the classes."""
+def write_predictions(path: Path, ids: list[str], found: PredictedRows, loss: str, names: Sequence[str] = ()) -> None:
+    """Write ids, predictions, whose columns they rest on, and statuses as CSV or Parquet; `names` are the classes."""
     with optional("tables", "a file of predictions"):
         import polars
 
-    columns = prediction_columns(output, loss, names)
+    columns = prediction_columns(found.output, loss, names)
     if "probabilities" in columns:  # one column for each class
         shares = list(zip(*columns.pop("probabilities"), strict=True))
         columns |= {f"probability_{name}": list(p) for name, p in zip(names or range(len(shares)), shares, strict=True)}
-    place = {row: n for n, row in enumerate(row for row, status in enumerate(statuses) if status == OK)}
+    place = {row: n for n, row in enumerate(row for row, outcome in enumerate(found.outcomes) if outcome.ok)}
     predicted = {
         name: [values[place[row]] if row in place else None for row in range(len(ids))]
         for name, values in columns.items()
     }
+    parties = [", ".join(outcome.parties) if outcome.ok else None for outcome in found.outcomes]
+    statuses = [outcome.text() for outcome in found.outcomes]
     buffer = io.BytesIO()
-    frame = polars.DataFrame({"id": ids, **predicted, "status": statuses})
+    frame = polars.DataFrame({"id": ids, **predicted, "parties": parties, "status": statuses})
     frame.write_csv(buffer) if path.suffix == ".csv" else frame.write_parquet(buffer)
     write_atomically(path, buffer.getvalue())
 
@@ -231,6 +232,8 @@ class _Session:
 
 def _load_data(options: SessionOptions, config: RunConfig) -> ParticipantData:
     folder = options.folder_of(certificates.SERVER)
+    if worker_group.rank() and config.agreement.labels == "private":
+        config = replace(config, protect=Protection())  # it needs columns alone, and one process draws the labels
     return participant_data.load(config, options.file.parent, "", folder, setup.open_start(options, "", folder))
 
 
@@ -260,7 +263,7 @@ def _open(
     process = ServerProcess(config, data, folder, timeouts, hooks)
     config, here = replace(config, loss=process.plan.loss.name), config.label_holder
     own = {here: local_note(config, here, data.columns["train"])} if here else {}
-    head = head_note(config, process.plan.loss.name, process.widths, data.classes, data.class_names)
+    head = head_note(config, process.plan, data.classes, data.class_names)
     ModelNotes(own, head).save(folder)
     if not trained:
         file.watch()
@@ -278,14 +281,14 @@ def _open(
 def _state(process: ServerProcess, audit: AuditLog) -> dict[str, Any]:
     """Return what a status line shows."""
     server = process.server
-    codec = sum(channel.seconds for channel in server.channels.values())
+    codec = codec_seconds(server.every_channel())
     return {
         "step": server.step_number,
         "steps": process.steps,
         "loss": server.surrogate_loss if math.isfinite(server.surrogate_loss) else None,
         "bytes_out": audit.totals["out"],
         "bytes_in": audit.totals["in"],
-        "compute": process.computing - codec,
+        "compute": max(0.0, process.computing + process.requests.handled - codec),
         "codec": codec,
         "waiting": process.requests.waited,
         "missing": process.requests.presence.missing_for(),
@@ -305,6 +308,8 @@ def _watched(process: ServerProcess, audit: AuditLog) -> dict[str, Any]:
 
 
 def _train(process: ServerProcess, status: StatusLine) -> None:
+    if process.promise:
+        status.say(process.promise)
     for record in process.train():
         split, scores = ("validation", record.validation) if record.validation else ("test", record.test)
         parts = [f"loss on surrogates {record.surrogate_loss:.4f}"]

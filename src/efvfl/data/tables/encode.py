@@ -162,19 +162,26 @@ class Encoder:
         return [name for c in (*plain, *coded) for name in c.names]
 
     @property
+    def places(self) -> dict[str, range]:
+        """Which columns of what `transform` returns every column of the table became, in the table's order."""
+        plain, coded = self._ordered()
+        found, place = {}, 0
+        for c in (*plain, *coded):
+            found[c.name] = range(place, place + len(c.names))
+            place += len(c.names)
+        return {c.name: found[c.name] for c in self.columns}
+
+    @property
     def texts(self) -> tuple[str, ...]:
         """The categories, which are read as strings from later tables."""
         return tuple(c.name for c in self.columns if isinstance(c, Category))
 
     def transform(self, frame: polars.DataFrame) -> NDArray[np.float32]:
         """Return the encoded rows, shape (rows, layout.width), all finite."""
-        plain, coded = self._ordered()
-        encoded = np.empty((frame.height, self.layout.width), dtype=np.float32)
-        place = 0
-        for c in (*plain, *coded):
-            width = len(c.names)
-            encoded[:, place : place + width] = c.numbers(column(frame, c.name, "the table"))
-            place += width
+        encoded, places = np.empty((frame.height, self.layout.width), dtype=np.float32), self.places
+        for c in self.columns:
+            span = places[c.name]
+            encoded[:, span.start : span.stop] = c.numbers(column(frame, c.name, "the table"))
         return encoded
 
     def unreadable(self, frame: polars.DataFrame) -> list[Unreadable]:

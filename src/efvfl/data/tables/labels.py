@@ -18,6 +18,7 @@ from efvfl.errors import DataError
 
 TARGETS = ("mse", "huber")  # regression losses; all others are for classes
 MOST_CLASSES = 100  # that are numbers: more are a regression target
+FAR_TARGETS, NARROW_TARGETS = 10, 0.1  # root mean square and deviation: steps of 0.001 hardly get there
 FEW_CLASSES = 20  # whole numbers other than 0, 1, 2, ...: more are a regression target, if no loss says otherwise
 
 
@@ -50,7 +51,9 @@ class Labels:
     @classmethod
     def _of_targets(cls, values: polars.Series, loss: str, declared: ColumnType | None) -> Labels:
         reading = _number_reading(values, f"loss {loss!r}: expected numbers as the label", declared)
-        return cls(form=reading.form, doubt=reading.doubt) if values.dtype in TEXTS else cls()
+        doubts = [reading.doubt, _scale_doubt(numbers_of(values, "number", reading.form), loss)]
+        form = reading.form if values.dtype in TEXTS else None
+        return cls(form=form, doubt=" ".join(filter(None, doubts)))
 
     @classmethod
     def _of_classes(cls, values: polars.Series, declared: ColumnType | None) -> Labels:
@@ -102,6 +105,18 @@ class Labels:
             return torch.from_numpy(values.to_numpy().astype(kind))
         indices = {name: number for number, name in enumerate(self.names)}
         return torch.tensor([indices[name] for name in as_text(values)], dtype=torch.int64)
+
+
+def _scale_doubt(targets: NDArray[np.float64], loss: str) -> str:
+    """Say if targets are on a scale that a model with the usual rate of learning is slow to reach."""
+    mean, deviation = float(np.mean(targets)), float(np.std(targets))
+    if float(np.hypot(mean, deviation)) <= FAR_TARGETS and (not deviation or deviation >= NARROW_TARGETS):
+        return ""
+    return (
+        f"loss {loss!r} takes numbers as they are, and these have a mean of {mean:.4g} and a standard deviation of "
+        f"{deviation:.4g}: subtract and divide, so that they are about 0 and 1, or training may be slow and the model "
+        "poor."
+    )
 
 
 def _loss_of(values: polars.Series, declared: ColumnType | None) -> str:

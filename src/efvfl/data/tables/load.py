@@ -15,18 +15,18 @@ from torch import Tensor
 
 from efvfl.config.run_file import DataConfig, OwnData, RunConfig
 from efvfl.core.targets import scaled
+from efvfl.data import label_draws
 from efvfl.data.participation import EVERY, LATER, Participation
 from efvfl.data.tables.drift import ColumnChange, changes, warnings_about
 from efvfl.data.tables.encode import Encoder, TableSettings
 from efvfl.data.tables.id_hints import better_format
 from efvfl.data.tables.ids import Ids, read_ids
 from efvfl.data.tables.labels import Labels, row_weights
-from efvfl.data.tables.splits import split_of, stratified
+from efvfl.data.tables.outer_rows import Mask, list_rows
+from efvfl.data.tables.splits import SPLITS, split_of, split_seed, stratified
 from efvfl.data.tables.table import column, has_types, read
 from efvfl.errors import ConfigError, DataError
-from efvfl.util.rng import derive
 
-SPLITS = ("train", "validation", "test")
 LABELS = "[data]"  # stands for the label holder's table of labels alone, among the names of parties
 
 
@@ -127,12 +127,16 @@ class Table:
         """Return the ids as the table writes them, where normalisation has altered them."""
         return {normal: raw for normal, raw in zip(self.ids, self.written_ids, strict=True) if normal != raw}
 
-    def participation(self, taking_part: int) -> Participation:
+    def has(self, ids: Sequence[str]) -> Mask:
+        """Return which of these ids it has."""
+        return np.array([name in self._places for name in ids], dtype=bool)
+
+    def participation(self, taking_part: int, outer: bool = False) -> Participation:
         """Return how many rows are left out, and why, if so many take part."""
         report = self.found.report
         unmatched = len(self.ids) - taking_part
         left_out = (self.unlabelled, report.missing, report.duplicates, unmatched, self.weightless)
-        return Participation(report.total + self.unlabelled + self.weightless, *left_out)
+        return Participation(report.total + self.unlabelled + self.weightless, *left_out, outer)
 
     def label_notice(self, labels: Labels) -> str:
         """Return what the owner should know of how its labels were read."""
@@ -190,16 +194,6 @@ def shared_ids(tables: Mapping[str, Table], forms: Sequence[str]) -> list[str]:
     return sorted(common, key=str.encode)
 
 
-def split_seed(config: RunConfig) -> int:
-    """Return the seed of the splits: the shared one, but with stratify the label holder's own.
-
-    Classes are cut one by one. Who knew the order in each of them would see from the splits which class a row is in.
-    """
-    if config.data.stratify and config.private_seed is not None:
-        return derive(config.private_seed, "stratify")
-    return config.seed
-
-
 def cut_ids(ids: Sequence[str], data: DataConfig, seed: int, labels: Tensor | None = None) -> dict[str, list[str]]:
     """Return the ids of every nonempty split."""
     shares = (data.validation, data.test)
@@ -218,7 +212,7 @@ def cut_ids(ids: Sequence[str], data: DataConfig, seed: int, labels: Tensor | No
 class Joined:
     """The joined tables of all parties, in one process."""
 
-    columns: dict[str, dict[str, Tensor]]  # by party and split
+    columns: dict[str, dict[str, Tensor]]  # by party and split; NaN throughout in rows that a party lacks
     labels: dict[str, Tensor]
     weights: dict[str, Tensor | None]  # of rows in the loss; None: all count alike
     ids: dict[str, list[str]]
@@ -246,23 +240,68 @@ def join(config: RunConfig, folder: Path, known: Mapping[str, Encoder] | None = 
         raise ConfigError("no participant has labels: set `label` in [data], or in the label holder's data.")
     target = Table.open(folder / where[0], where[1], chosen) if chosen.label else tables[config.label_holder]
     everyone = tables | ({LABELS: target} if chosen.label else {})
-    ids = (
-        shared_ids(everyone, chosen.id_format) if chosen.align != "none" else _same([t.ids for t in everyone.values()])
-    )
+    parts = _outer(config, tables, target) if chosen.align == "outer" else _inner(config, everyone, target)
+    ids = [name for names in parts.values() for name in names]
+    own = {name: _held(table, parts) if chosen.align == "outer" else parts for name, table in everyone.items()}
     classes = target.encoding(ids, config.loss)
-    parts = cut_ids(ids, chosen, split_seed(config), classes.encode(target.labels(ids)))
-    encoders = {name: table.fitted(parts["train"], known.get(name)) for name, table in tables.items()}
-    columns = {name: table.encoded(parts, encoders[name]) for name, table in tables.items()}
+    encoders = {name: table.fitted(own[name]["train"], known.get(name)) for name, table in tables.items()}
+    columns = {name: _encoded(table, parts, own[name], encoders[name]) for name, table in tables.items()}
     labels = {split: classes.encode(target.labels(names)) for split, names in parts.items()}
     weights = {split: target.weights(names) for split, names in parts.items()}
-    compared = {name: table.compared(parts, encoders[name], name in known) for name, table in tables.items()}
+    compared = {name: table.compared(own[name], encoders[name], name in known) for name, table in tables.items()}
     notices = [text for name, table in tables.items() for text in table.notices(encoders[name], compared[name])]
-    taking_part = {name: table.participation(len(ids)) for name, table in everyone.items()}
-    if any(counts.unmatched for counts in taking_part.values()):
+    counts = {name: sum(map(len, held.values())) for name, held in own.items()}
+    taking_part = {name: t.participation(counts[name], chosen.align == "outer") for name, t in everyone.items()}
+    if any(rows.unmatched for rows in taking_part.values()):
         written = {name: table.written_ids for name, table in everyone.items()}
-        notices += filter(None, [better_format(written, chosen.id_format, len(ids))])
+        matched = int(np.all([table.has(ids) for table in everyone.values()], axis=0).sum())
+        notices += filter(None, [better_format(written, chosen.id_format, matched)])
     notices += [target.label_notice(classes)] if classes.doubt else []
     return Joined(columns, labels, weights, parts, encoders, classes, notices, taking_part, compared)
+
+
+def _inner(config: RunConfig, everyone: Mapping[str, Table], target: Table) -> dict[str, list[str]]:
+    """Return the ids that all tables have, by split."""
+    if config.data.align == "none":
+        ids = _same([table.ids for table in everyone.values()])
+    else:
+        ids = shared_ids(everyone, config.data.id_format)
+    return cut_ids(ids, config.data, split_seed(config), _stratified_by(config, target, ids))
+
+
+def _outer(config: RunConfig, tables: Mapping[str, Table], target: Table) -> dict[str, list[str]]:
+    """Return the label holder's ids by split, as `efvfl align` lists them."""
+    both = tables.get(config.label_holder, target).has(target.ids)
+    ids = [name for name, has in zip(target.ids, both, strict=True) if has]
+    masks = {name: table.has(ids) for name, table in tables.items() if name != config.label_holder}
+    labels = _stratified_by(config, target, ids)
+    return list_rows(config, ids, masks, None if labels is None else labels.numpy()).by_split()
+
+
+def _stratified_by(config: RunConfig, target: Table, ids: Sequence[str]) -> Tensor | None:
+    """Return the labels by which rows are cut: as everybody may know them; None: they are not cut by labels."""
+    if not config.data.stratify:
+        return None
+    classes = target.encoding(ids, config.loss)
+    return label_draws.of_rows(config, classes.loss, classes.encode(target.labels(ids)), ids)
+
+
+def _held(table: Table, parts: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return the ids that a table has of every split."""
+    return {s: [name for name, has in zip(ids, table.has(ids), strict=True) if has] for s, ids in parts.items()}
+
+
+def _encoded(
+    table: Table, parts: Mapping[str, list[str]], own: Mapping[str, list[str]], encoder: Encoder
+) -> dict[str, Tensor]:
+    """Return the encoded rows of every split, with rows of NaN for those that the table lacks."""
+    found = table.encoded(own, encoder)
+    for split, ids in parts.items():
+        if len(own[split]) < len(ids):
+            columns = torch.full((len(ids), *found[split].shape[1:]), torch.nan, dtype=found[split].dtype)
+            columns[torch.from_numpy(table.has(ids))] = found[split]
+            found[split] = columns
+    return found
 
 
 def _same(everyone: Sequence[list[str]]) -> list[str]:

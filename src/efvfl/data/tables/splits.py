@@ -13,8 +13,44 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from efvfl.config.run_file import RunConfig
 from efvfl.errors import ConfigError, DataError
 from efvfl.util.rng import derive
+
+SPLITS = ("train", "validation", "test")  # the code of a split is its place here
+
+
+def split_seed(config: RunConfig) -> int:
+    """Return the seed of the splits: the shared one, but with stratify the label holder's own.
+
+    Classes are cut one by one. Who knew the order in each of them would see from the splits which class a row is in.
+    """
+    if config.data.stratify and config.private_seed is not None:
+        return derive(config.private_seed, "stratify")
+    return config.seed
+
+
+def shuffled(ids: Sequence[str], seed: int) -> NDArray[np.int64]:
+    """Return the places of ids in an order that follows from a seed and the ids alone, whatever theirs is.
+
+    >>> [["".join(ids[i] for i in shuffled(ids, 1))] for ids in ("abcd", "dcba")]
+    [['dacb'], ['dacb']]
+    """
+    first = np.array(sorted(range(len(ids)), key=lambda place: ids[place]), dtype=np.int64)
+    return first[np.argsort(_hashes([ids[place] for place in first], seed, "order"), kind="stable")]
+
+
+def split_codes(config: RunConfig, ids: Sequence[str], labels: NDArray[Any] | None) -> NDArray[np.uint8]:
+    """Return the code of every id's split; labels are needed to stratify."""
+    shares, seed = (config.data.validation, config.data.test), split_seed(config)
+    if config.data.stratify and labels is not None:
+        parts = stratified(ids, labels, seed, shares)
+    else:
+        parts = split_of(ids, seed, shares)
+    codes = np.zeros(len(ids), dtype=np.uint8)
+    for code, split in enumerate(SPLITS):
+        codes[parts[split]] = code
+    return codes
 
 
 def split_of(ids: Sequence[str], seed: int, shares: tuple[float, float]) -> dict[str, NDArray[np.int64]]:
@@ -60,8 +96,8 @@ def _check(shares: tuple[float, float]) -> None:
         )
 
 
-def _hashes(ids: Sequence[str], seed: int) -> NDArray[np.uint64]:
-    keyed = hashlib.blake2b(key=derive(seed, "split").to_bytes(8, "little"), digest_size=8)
+def _hashes(ids: Sequence[str], seed: int, of: str = "split") -> NDArray[np.uint64]:
+    keyed = hashlib.blake2b(key=derive(seed, of).to_bytes(8, "little"), digest_size=8)
 
     def digest(name: str) -> bytes:
         one = keyed.copy()

@@ -36,6 +36,7 @@ class AskedIds:
             table = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {"tested": 0}
             self.tested = int(table["tested"])
             self.size = int(table.get("size", 0))  # of the label holder's table when it was first counted; 0: not yet
+            self.newest_size = int(table.get("newest", self.size))  # when it was last counted
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"cannot read {self._path}: {error}. It counts the ids that were tested so far."
@@ -58,7 +59,7 @@ class AskedIds:
 
     def add(self, salt: bytes, more: int, size: int = 0) -> None:
         """Count so many more under a salt, of a label holder that brings so many ids; refuse what is too many."""
-        self.size = self.size or size
+        self.size, self.newest_size = self.size or size, size or self.newest_size
         tested, limit = self.tested + more, self.limit
         if limit and tested > limit:
             why = f", the default for {ALIGNMENTS} alignments" if self._chosen is None else ""
@@ -67,7 +68,9 @@ class AskedIds:
                 ": ask its people why; to allow more, set limits.rows in your own file."
             )
         # On disk before the answer is sent: a crash must not lose it.
-        write_atomically(self._path, json.dumps({"tested": tested, "size": self.size}).encode())
+        write_atomically(
+            self._path, json.dumps({"tested": tested, "size": self.size, "newest": self.newest_size}).encode()
+        )
         self.tested = tested
         if salt != self._salt:
             self._salt = salt

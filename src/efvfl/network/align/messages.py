@@ -5,13 +5,20 @@ Numbers are LEB128. Bytes come from another organisation, so every length is che
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from efvfl.data.tables.splits import SPLITS
 from efvfl.errors import ProtocolError, WireError
 from efvfl.wire.packet import Reader, number
 
+VERSION: Final = 3  # of what the point of an id is, and of the sizes of shards: the same at all participants
 POINT: Final = 32  # bytes of a point of the curve
 TAG: Final = 16  # bytes
 SALT: Final = 16  # bytes
@@ -25,6 +32,7 @@ ROWS: Final = 1 << 16  # of one part of the list
 MOST_LISTS: Final = 1 << 20  # the highest number of a list
 
 Place = tuple[int, int]  # a shard, and the place among the receiver's own points or digests there
+Places = NDArray[np.int64]  # a row for each of somebody's ids: a place of another one, or -1 twice where it has none
 
 
 class AlignmentKind(IntEnum):
@@ -36,13 +44,15 @@ class AlignmentKind(IntEnum):
     ROWS = 5  # a part of the list of shared rows: where the party has them
     SPLITS = 6  # a part of their splits
     VOID = 7  # there is no list, and why
+    NUMBERS = 8  # align = "outer", in place of splits: a part of the row numbers on the label holder's list
+    EVERYBODY = 9  # align = "outer" with shared labels: a part of who has which rows, and of the labels
 
 
 class VoidReason(IntEnum):
     """Why there is no list of shared rows."""
 
-    EMPTY = 1  # no id is shared by all
-    UNCUT = 2  # the shared rows cannot be cut into splits
+    EMPTY = 1  # no id is shared by all; with align = "outer" none with the label holder
+    UNCUT = 2  # the rows cannot be cut into splits, or another party shares none
 
 
 def read_kind(data: bytes) -> tuple[AlignmentKind, Reader]:
@@ -85,12 +95,17 @@ class ShardQuestion:
     count: int  # ids that the label holder brings to all shards
     shards: int
     shard: int
-    points: list[bytes]
+    points: bytes
+
+    @property
+    def size(self) -> int:
+        """The number of points."""
+        return len(self.points) // POINT
 
     def to_bytes(self) -> bytes:
         """Return the question as bytes."""
-        numbers = (self.count, self.shards, self.shard, len(self.points))
-        return write(AlignmentKind.BLINDED, self.salt, *numbers, *self.points)
+        numbers = (self.count, self.shards, self.shard, self.size)
+        return write(AlignmentKind.BLINDED, self.salt, *numbers, self.points)
 
     @classmethod
     def read(cls, reader: Reader) -> ShardQuestion:
@@ -109,8 +124,8 @@ def write_points(own: bytes, both: bytes) -> bytes:
     return write(AlignmentKind.BLINDED, len(own) // POINT, own, both)
 
 
-def read_points(data: bytes, theirs: int, asked: int) -> tuple[list[bytes], list[bytes]]:
-    """Return so many points of the party, and ours under both keys."""
+def read_points(data: bytes, theirs: int, asked: int) -> tuple[bytes, bytes]:
+    """Return so many points of the party, and so many of ours under both keys."""
     reader = read_answer(data, AlignmentKind.BLINDED)
     count = reader.number("the number of a shard's points")
     if count != theirs:
@@ -120,9 +135,8 @@ def read_points(data: bytes, theirs: int, asked: int) -> tuple[list[bytes], list
     return found
 
 
-def _points(reader: Reader, count: int) -> list[bytes]:
-    data = reader.take(count * POINT, "a shard's points")
-    return [data[i : i + POINT] for i in range(0, len(data), POINT)]
+def _points(reader: Reader, count: int) -> bytes:
+    return reader.take(count * POINT, "a shard's points")
 
 
 def read_count(data: bytes, kind: AlignmentKind) -> int:
@@ -154,9 +168,8 @@ class PlacesPart:
 
     def to_bytes(self) -> bytes:
         """Return the part as a question."""
-        numbers = [number for place in self.places for number in place]
-        head = (self.salt, self.challenge, self.total, self.start, len(self.places))
-        return write(AlignmentKind.ROWS, *head, *numbers)
+        places = b"".join([number(shard) + number(place) for shard, place in self.places])
+        return write(AlignmentKind.ROWS, self.salt, self.challenge, self.total, self.start, len(self.places), places)
 
     @classmethod
     def read(cls, reader: Reader) -> PlacesPart:
@@ -210,3 +223,89 @@ class SplitsPart:
         splits = reader.take(bounded(reader, 1, ROWS, "a part's length"), "the splits")
         reader.end("part of the splits")
         return cls(salt, confirmation, number, start, splits)
+
+
+@dataclass(frozen=True)
+class NumbersPart:
+    """A part of the numbers that a party's rows have on the label holder's list, in the order of the ids."""
+
+    salt: bytes  # of the list
+    confirmation: bytes  # that the label holder holds the same list
+    number: int  # of the list, the same at all participants
+    totals: tuple[int, ...]  # rows of the whole list, by split: a row's number tells its split
+    start: int
+    rows: list[int]
+
+    def to_bytes(self) -> bytes:
+        """Return the part as a question."""
+        numbers = (self.number, *self.totals, self.start, len(self.rows), *self.rows)
+        return write(AlignmentKind.NUMBERS, self.salt, self.confirmation, *numbers)
+
+    @classmethod
+    def read(cls, reader: Reader, most: int) -> NumbersPart:
+        """Read a part that takes up the rest of a question; the list has at most so many rows."""
+        salt, confirmation = reader.take(SALT, "a salt"), reader.take(TAG, "a confirmation")
+        number = bounded(reader, 1, MOST_LISTS, "the number of a list")
+        totals = tuple(bounded(reader, 0, most, "the rows of a split") for _ in SPLITS)
+        if not 0 < sum(totals) <= most:
+            raise WireError(f"expected a list of at most {most:,} rows, got one of {sum(totals):,}.")
+        start = bounded(reader, 0, MOST_IDS, "a part's start")
+        count = bounded(reader, 1, ROWS, "a part's length")
+        rows = [bounded(reader, 0, sum(totals) - 1, "a row's number") for _ in range(count)]
+        reader.end("part of the numbers")
+        return cls(salt, confirmation, number, totals, start, rows)
+
+
+@dataclass(frozen=True)
+class EverybodyPart:
+    """A part of what all know of the label holder's list where labels are shared: who has which rows, and more."""
+
+    salt: bytes  # of the list
+    confirmation: bytes  # that the label holder holds the same list
+    number: int  # of the list, the same at all participants
+    start: int
+    count: int  # rows here
+    table: dict[str, Any]  # `has`: by party a bit for each row, in hex; and labels, weights, names of classes and loss
+
+    def to_bytes(self) -> bytes:
+        """Return the part as a question."""
+        text = json.dumps(self.table).encode()
+        numbers = (self.number, self.start, self.count, len(text))
+        return write(AlignmentKind.EVERYBODY, self.salt, self.confirmation, *numbers, text)
+
+    @classmethod
+    def read(cls, reader: Reader) -> EverybodyPart:
+        """Read a part that takes up the rest of a question."""
+        salt, confirmation = reader.take(SALT, "a salt"), reader.take(TAG, "a confirmation")
+        number = bounded(reader, 1, MOST_LISTS, "the number of a list")
+        start = bounded(reader, 0, MOST_IDS, "a part's start")
+        count = bounded(reader, 1, ROWS, "a part's length")
+        text = reader.take(bounded(reader, 2, FRAME, "the length of a table"), "a table")
+        reader.end("part of a list")
+        try:
+            table = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise WireError(f"expected a table in JSON, got something else: {error}") from error
+        if not isinstance(table, dict):
+            raise WireError(f"expected a table in JSON, got {type(table).__name__}.")
+        return cls(salt, confirmation, number, start, count, table)
+
+    def masks(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Return who of these parties has which rows, a byte for each."""
+        has, size = self.table.get("has"), -(-self.count // 8)
+        if not isinstance(has, dict) or list(has) != list(names):
+            raise WireError(f"expected the rows of {', '.join(names)}, got those of others.")
+        found = {}
+        for name, text in has.items():
+            if not isinstance(text, str) or len(text) != 2 * size or set(text) - set("0123456789abcdef"):
+                raise WireError(f"expected a bit for each of {self.count:,} rows of {name}, got something else.")
+            bits = np.unpackbits(np.frombuffer(bytes.fromhex(text), dtype=np.uint8))
+            if bits[self.count :].any():
+                raise WireError(f"expected a bit for each of {self.count:,} rows of {name}, got more.")
+            found[name] = bits[: self.count].tobytes()
+        return found
+
+
+def packed(mask: bytes) -> str:
+    """Return a byte for each row, 0 or 1, as bits in hex."""
+    return np.packbits(np.frombuffer(mask, dtype=np.uint8)).tobytes().hex()

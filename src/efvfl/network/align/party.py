@@ -23,6 +23,8 @@ from efvfl.network.align.messages import (
     MOST_IDS,
     SALT,
     AlignmentKind,
+    EverybodyPart,
+    NumbersPart,
     Place,
     PlacesPart,
     ShardQuestion,
@@ -35,11 +37,12 @@ from efvfl.network.links.frame import Frame, FrameKind, json_frame
 from efvfl.wire.packet import Reader
 
 _KINDS_OF_MODE: Final[dict[str, set[AlignmentKind]]] = {
-    "psi": {AlignmentKind.BLINDED},
-    "hash": {AlignmentKind.DIGESTS},
-    "none": set(),
+    "psi": {AlignmentKind.BLINDED, AlignmentKind.SPLITS},
+    "hash": {AlignmentKind.DIGESTS, AlignmentKind.SPLITS},
+    "outer": {AlignmentKind.BLINDED, AlignmentKind.NUMBERS, AlignmentKind.EVERYBODY},
+    "none": {AlignmentKind.SPLITS},
 }
-_KINDS_OF_ALL: Final = {AlignmentKind.SIZE, AlignmentKind.ROWS, AlignmentKind.SPLITS, AlignmentKind.VOID}
+_KINDS_OF_ALL: Final = {AlignmentKind.SIZE, AlignmentKind.ROWS, AlignmentKind.VOID}
 
 
 class AlignmentParty:
@@ -124,6 +127,8 @@ class AlignmentParty:
             AlignmentKind.DIGESTS: self._digests_from,
             AlignmentKind.ROWS: self._rows,
             AlignmentKind.SPLITS: self._splits,
+            AlignmentKind.NUMBERS: self._numbers,
+            AlignmentKind.EVERYBODY: self._everybody,
             AlignmentKind.VOID: self._void,
         }
         try:
@@ -155,10 +160,10 @@ class AlignmentParty:
         self._meet(asked.count)  # asked anew, because this process may have been started after SIZE
         shards = psi.shards_for(asked.count, len(self.ids))
         size = psi.holder_points(asked.count, shards)
-        if (asked.shards, len(asked.points)) != (shards, size):
+        if (asked.shards, asked.size) != (shards, size):
             raise ProtocolError(
                 f"expected {size:,} points in each of {shards:,} shards, which {asked.count:,} ids of the label holder "
-                f"and {len(self.ids):,} of {self.name} need, got {len(asked.points):,} in one of {asked.shards:,}."
+                f"and {len(self.ids):,} of {self.name} need, got {asked.size:,} in one of {asked.shards:,}."
             )
         if self._side is None or self._side.salt != asked.salt:
             self._orders.clear(keep=asked.salt)
@@ -215,7 +220,7 @@ class AlignmentParty:
 
     def _index_at(self, salt: bytes) -> Callable[[Place], int | None]:
         """Return what finds the index of an id by the place of its point, or of its digest."""
-        if self.mode == "psi":
+        if self.mode != "hash":
             return lambda place: self._orders.index(salt, *place)
         digests = self._digests_under(salt)
         return lambda place: digests[place[1]][1] if place[0] == 0 and place[1] < len(digests) else None
@@ -225,11 +230,36 @@ class AlignmentParty:
         if self._list is None or self._list.salt != part.salt:  # this process has not seen the list
             return messages.write(AlignmentKind.SPLITS, 0)
         self._list.add_splits(part)
-        aligned = self._list.aligned()
-        if aligned and not self.aligned:
-            self.added = self.alignments.save(self._list.number, aligned)
-            self.aligned, self.number = aligned, self._list.number
+        self._keep(self._list, self._list.aligned())
         return messages.write(AlignmentKind.SPLITS, len(self._list.splits))
+
+    def _numbers(self, reader: Reader) -> bytes:
+        part = NumbersPart.read(reader, self.asked.newest_size)
+        if self._list is None or self._list.salt != part.salt:  # this process has not seen the list
+            return messages.write(AlignmentKind.NUMBERS, 0)
+        self._list.add_numbers(part)
+        self._keep(self._list, self._list.outer(self.name, self._shares))
+        return messages.write(AlignmentKind.NUMBERS, len(self._list.rows))
+
+    @property
+    def _shares(self) -> bool:
+        return self.config.agreement.labels == "shared"
+
+    def _everybody(self, reader: Reader) -> bytes:
+        part = EverybodyPart.read(reader)
+        if not self._shares:
+            raise ProtocolError(f"expected nothing of other parties with private labels, got {part.count:,} rows.")
+        if self._list is None or self._list.salt != part.salt:  # this process has not seen the list
+            return messages.write(AlignmentKind.EVERYBODY, 0)
+        self._list.add_everybody(part, [party.name for party in self.config.party])
+        self._keep(self._list, self._list.outer(self.name, shared=True))
+        return messages.write(AlignmentKind.EVERYBODY, self._list.told)
+
+    def _keep(self, received: ReceivedList, aligned: Aligned | None) -> None:
+        """Save the list, if it is complete and is not here yet."""
+        if aligned and not self.aligned:
+            self.added = self.alignments.save(received.number, aligned)
+            self.aligned, self.number = aligned, received.number
 
     def _void(self, reader: Reader) -> bytes:
         code = messages.bounded(reader, min(VoidReason), max(VoidReason), "a reason")

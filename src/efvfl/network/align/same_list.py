@@ -17,11 +17,8 @@ from efvfl.network.align.points import blinded, multiply, new_key
 
 def order_digest(ids: Iterable[str], salt: bytes) -> bytes:
     """Return one salted digest of ids in order."""
-    digest = hashlib.blake2b(key=salt, digest_size=32)
-    for name in ids:
-        code = name.encode()
-        digest.update(len(code).to_bytes(8, "little") + code)
-    return digest.digest()
+    codes = b"".join([len(code).to_bytes(8, "little") + code for code in map(str.encode, ids)])
+    return hashlib.blake2b(codes, key=salt, digest_size=32).digest()
 
 
 class ListChallenge:
@@ -30,12 +27,12 @@ class ListChallenge:
     def __init__(self, ids: Iterable[str], salt: bytes) -> None:
         """Ask about this list."""
         self._key = new_key()
-        (self.point,) = blinded(self._key, [b"list" + order_digest(ids, salt)])
+        self.point = blinded(self._key, [b"list" + order_digest(ids, salt)])
         self.confirmation = b""  # shows the party that we hold its list; known once `check` was true
 
     def check(self, point: bytes, tag: bytes) -> bool:
         """Return whether the party that responds like this holds the same list."""
-        (shared,) = multiply(self._key, [point])
+        shared = multiply(self._key, point)
         same = hmac.compare_digest(tag, _tag(b"party", shared, self.point, point))
         self.confirmation = _tag(b"holder", shared, self.point, point) if same else b""
         return same
@@ -47,8 +44,8 @@ class ListResponse:
     def __init__(self, ids: Iterable[str], salt: bytes, challenge: bytes) -> None:
         """Respond to the label holder's point."""
         key = new_key()
-        (shared,) = multiply(key, [challenge])
-        (self.point,) = blinded(key, [b"list" + order_digest(ids, salt)])
+        shared = multiply(key, challenge)
+        self.point = blinded(key, [b"list" + order_digest(ids, salt)])
         self.tag = _tag(b"party", shared, challenge, self.point)
         self._confirmation = _tag(b"holder", shared, challenge, self.point)
 

@@ -1,4 +1,4 @@
-"""The label holder's side of an alignment: find the rows that all share, cut them into splits and send out the list.
+"""The label holder's side of an alignment: find the rows that take part, cut them into splits and send out the list.
 
 The label holder learns, for each party, which of its own ids that party has; a party learns the final list. Nothing is
 saved before the end, so a participant that is killed starts again.
@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from efvfl.config.run_file import RunConfig
-from efvfl.data.tables.load import split_seed
-from efvfl.data.tables.splits import split_of, stratified
+from efvfl.data.tables.outer_rows import check_min_parties
 from efvfl.errors import DataError, ProtocolError
 from efvfl.network.align import handshake, messages, points, psi, sizes
-from efvfl.network.align.aligned_rows import SPLITS, Aligned, shapes
+from efvfl.network.align.aligned_rows import Aligned, shapes
 from efvfl.network.align.alignments import Alignments
 from efvfl.network.align.delivery import Delivery
-from efvfl.network.align.messages import DIGESTS, SALT, AlignmentKind, Place, ShardQuestion, VoidReason
+from efvfl.network.align.listing import Listing, Matches, TargetsOf, found_in, list_outer, list_same, list_shared
+from efvfl.network.align.messages import DIGESTS, POINT, SALT, AlignmentKind, ShardQuestion, VoidReason
 from efvfl.network.align.same_list import order_digest
 from efvfl.network.links.checks import Checks
 from efvfl.network.links.connections import Hooks, ServerTimeouts
@@ -56,9 +56,11 @@ class AlignmentServer:
         threads: int | None = None,
     ) -> None:
         """Align these ids, which must be distinct, with those of the parties; labels are needed to stratify."""
+        check_min_parties(config)
         self.config = config
         self.ids = ids
         self.labels = labels
+        self.targets_of: TargetsOf | None = None  # finds what parties are told where labels are shared and rows missing
         self.alignments = Alignments(folder)
         self.number = 0  # of the list, once it is known
         self.added = True  # it is a new one
@@ -96,22 +98,33 @@ class AlignmentServer:
         return aligned
 
     def _align(self) -> Aligned:
-        by = {"psi": self._by_psi, "hash": self._by_hashes, "none": self._by_order}
-        shared, salts = by[self.config.data.align](self._sizes())
-        if not shared.ids:
-            self._void(VoidReason.EMPTY)
-            raise nothing_shared(self.ids)
-        try:
-            aligned = Aligned(shared.ids, self._splits(shared.ids))
-        except DataError:
-            self._void(VoidReason.UNCUT)
-            raise
+        by = {"psi": self._by_psi, "outer": self._by_psi, "hash": self._by_hashes, "none": self._by_order}
+        matches, salts = by[self.config.data.align](self._sizes())
+        listing = self._listing(matches)
+        aligned = listing.aligned
         self.number = self._number_of(aligned)
-        names = self.requests.names
-        self._deliver([Delivery(n, aligned, self.number, salts[n], shared.places.get(n)) for n in names])
+        self._deliver([Delivery(n, of, self.number, salts[n]) for n, of in listing.of_parties.items()])
         self.added = self.alignments.save(self.number, aligned)
         write_atomically(self._mark, self._mark_of(aligned))
         return aligned
+
+    def _listing(self, matches: Matches) -> Listing:
+        """Return the list of rows; if there is none, tell the parties."""
+        config, names = self.config, self.requests.names
+        try:
+            if config.data.align == "outer":
+                return list_outer(config, self.ids, self.labels, matches, self.targets_of)
+            if config.data.align == "none":
+                return list_same(config, self.ids, self.labels, list(names))
+            found = list_shared(config, self.ids, self.labels, matches)
+        except DataError:
+            alone = {name for name in names if config.data.align == "outer" and not found_in(matches[name]).any()}
+            self._void({name: VoidReason.EMPTY if name in alone else VoidReason.UNCUT for name in names})
+            raise
+        if found is None:
+            self._void(dict.fromkeys(names, VoidReason.EMPTY))
+            raise nothing_shared(self.ids)
+        return found
 
     def _number_of(self, aligned: Aligned) -> int:
         """Return the number of a list: the newest one's if that is the same list, or one that nobody has used."""
@@ -135,21 +148,7 @@ class AlignmentServer:
     def _mark_of(self, aligned: Aligned) -> bytes:
         return order_digest([self.about["digest"], aligned.digest().hex(), *self.ids], bytes(SALT)).hex().encode()
 
-    def _splits(self, shared: list[str]) -> bytes:
-        """Return the split code of every shared row."""
-        data, seed = self.config.data, split_seed(self.config)
-        shares = (data.validation, data.test)
-        if data.stratify and self.labels is not None:
-            places = {name: place for place, name in enumerate(self.ids)}
-            splits = stratified(shared, self.labels[[places[name] for name in shared]], seed, shares)
-        else:
-            splits = split_of(shared, seed, shares)
-        codes = np.zeros(len(shared), dtype=np.uint8)
-        for code, split in enumerate(SPLITS):
-            codes[splits[split]] = code
-        return codes.tobytes()
-
-    # The three ways to find the shared ids. Each returns them, and the salt that the list has for every party.
+    # The ways to match ids. Each returns what every party has, and the salt that the list has for it.
 
     def _sizes(self) -> dict[str, int]:
         """Tell every party how many ids are here, and return how many each brings."""
@@ -168,7 +167,7 @@ class AlignmentServer:
             sizes.describe(name, count, len(self.ids))
         return counts
 
-    def _by_psi(self, counts: Mapping[str, int]) -> tuple[psi.Shared, dict[str, bytes]]:
+    def _by_psi(self, counts: Mapping[str, int]) -> tuple[Matches, dict[str, bytes]]:
         """Find the ids by private set intersection with each party."""
         with ThreadPoolExecutor(self.threads, thread_name_prefix="efvfl-align") as workers:
             try:
@@ -180,7 +179,7 @@ class AlignmentServer:
                 matches = {name: side.matches() for name, side in sides.items()}
             finally:
                 workers.shutdown(wait=False, cancel_futures=True)
-        return psi.Shared.of(self.ids, matches), {name: side.salt for name, side in sides.items()}
+        return matches, {name: side.salt for name, side in sides.items()}
 
     def _ask_about(self, sides: Mapping[str, psi.HolderSide]) -> None:
         """Ask parties about the next shard of each, and start matching their answers."""
@@ -188,7 +187,7 @@ class AlignmentServer:
 
         def read(name: str, answer: bytes) -> None:
             side = sides[name]
-            side.take(*messages.read_points(answer, side.theirs, len(asked[name])))
+            side.take(*messages.read_points(answer, side.theirs, len(asked[name]) // POINT))
 
         questions = {
             name: ShardQuestion(side.salt, len(self.ids), side.shards, side.next, asked[name]).to_bytes()
@@ -196,13 +195,13 @@ class AlignmentServer:
         }
         self._ask(questions, read)
 
-    def _by_hashes(self, counts: Mapping[str, int]) -> tuple[psi.Shared, dict[str, bytes]]:
+    def _by_hashes(self, counts: Mapping[str, int]) -> tuple[Matches, dict[str, bytes]]:
         """Find the ids whose salted digests all parties sent."""
         salt = secrets.token_bytes(SALT)
         index_of = {digest: index for index, digest in enumerate(map(psi.keyed(salt), self.ids))}
         received = dict.fromkeys(self.requests.names, 0)
         last = dict.fromkeys(self.requests.names, b"")
-        matches: dict[str, dict[int, Place]] = {name: {} for name in self.requests.names}
+        matches = {name: np.full((len(self.ids), 2), -1, dtype=np.int64) for name in self.requests.names}
         self.total = sum(-(-count // DIGESTS) for count in counts.values())
 
         def read(name: str, answer: bytes) -> list[bytes]:
@@ -223,11 +222,11 @@ class AlignmentServer:
                         matches[name][index] = (0, place)
                 received[name], last[name] = received[name] + len(digests), digests[-1]
                 self.done += 1
-        return psi.Shared.of(self.ids, matches), dict.fromkeys(self.requests.names, salt)
+        return matches, dict.fromkeys(self.requests.names, salt)
 
-    def _by_order(self, counts: Mapping[str, int]) -> tuple[psi.Shared, dict[str, bytes]]:
-        """Take all ids in the table's order; whether the parties hold the same is tested when the list is sent."""
-        return psi.Shared(list(self.ids), {}), {name: secrets.token_bytes(SALT) for name in counts}
+    def _by_order(self, counts: Mapping[str, int]) -> tuple[Matches, dict[str, bytes]]:
+        """Match nothing: whether the parties hold the same table is tested when the list is sent."""
+        return {}, {name: secrets.token_bytes(SALT) for name in counts}
 
     def _not_the_same(self, name: str, count: int) -> ProtocolError:
         return ProtocolError(
@@ -238,7 +237,7 @@ class AlignmentServer:
     # The result.
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
-        """Send every party where it has the rows, and when all hold the same list, its splits."""
+        """Send every party where it has rows, and when all hold the same as is known here, what it is told of them."""
         by_name = {delivery.name: delivery for delivery in deliveries}
         again: list[Delivery] = []  # whose party was refused, but may come back with another table
 
@@ -266,10 +265,10 @@ class AlignmentServer:
                     "people before you start again."
                 )
 
-    def _void(self, reason: VoidReason) -> None:
+    def _void(self, reasons: Mapping[str, VoidReason]) -> None:
         """Tell the parties why there is no list, and end the alignment."""
-        self._ask_all(
-            messages.write(AlignmentKind.VOID, reason),
+        self._ask(
+            {name: messages.write(AlignmentKind.VOID, reason) for name, reason in reasons.items()},
             lambda _, answer: messages.read_answer(answer, AlignmentKind.VOID),
         )
         self.uninformed = self.requests.finish()
@@ -301,9 +300,10 @@ class AlignmentServer:
         self.requests.idle(work.done)
 
 
-def nothing_shared(ids: Sequence[str]) -> DataError:
+def nothing_shared(ids: Sequence[str], mode: str = "psi") -> DataError:
     """Return the error about an empty list, without what other participants hold."""
+    what = "no row is shared with the label holder" if mode == "outer" else "no row is shared by all"
     return DataError(
-        f"no row is shared by all. The ids here have {shapes(ids)}. Compare that with the others: is it the right "
+        f"{what}. The ids here have {shapes(ids)}. Compare that with the others: is it the right "
         "column, and does data.id_format leave out what differs ('strip' spaces, 'case', leading 'zeros')?"
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from efvfl.network.dashboard.watched import Watched
+from efvfl.network.ops.metrics import CONTENT_TYPE
 from efvfl.runs import html
 from efvfl.util.extras import optional
 
@@ -102,6 +103,11 @@ class Looks:
                 self._known[chosen] = (time.monotonic(), text)
             return text
 
+    def metrics(self) -> bytes:
+        """Return the metrics of all runs."""
+        with self._lock:
+            return self.watched.metrics()
+
     async def events(self, chosen: str, gone: Callable[[], Awaitable[bool]]) -> AsyncIterator[str]:
         """Yield the state whenever it has changed."""
         before, said = "", time.monotonic()
@@ -146,6 +152,10 @@ def make_app(watched: Watched, door: Door) -> FastAPI:
     @app.get("/state")
     async def state(run: str = "") -> Response:
         return Response(await asyncio.to_thread(looks.text, run[:NAME]), media_type="application/json")
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(await asyncio.to_thread(looks.metrics), headers={"Content-Type": CONTENT_TYPE})
 
     @app.get("/events")
     async def events(request: Request, run: str = "") -> Response:

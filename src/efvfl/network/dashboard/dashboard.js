@@ -1,15 +1,16 @@
 // The live page: draws what the server says of a run's files, and says so when it says nothing any more.
 "use strict";
 (() => {
-  const at = (id) => document.getElementById(id), { draw, bytes, exact, html } = Efvfl;
+  const at = (id) => document.getElementById(id), { draw, bytes, html } = Efvfl;
   const chosen = new URLSearchParams(location.search).get("run") || "";
   const SAY = {
-    killed: "The process is gone: it was killed, or the machine went down. What it had saved is in its folder, and the same command goes on from there.",
+    killed: "The process was killed, or its machine went down. Start the same command again: it goes on from what was saved.",
     silent: "No sign of life for a while: the process hangs, or runs on a machine that is not this one.",
     failed: "It ended with an error",
-    stopped: "It was stopped, and has saved everything: the same command goes on from there.",
+    stopped: "It was stopped, and has saved everything. Start the same command again: it goes on from there.",
     unknown: "No process has left a status in this folder.",
   };
+  const LIMITS = { bytes: "training bytes sent", steps: "steps", rows: "rows given by id" };
   let last = null, heard = 0;
 
   function long(seconds) {
@@ -63,12 +64,13 @@
     const run = state.run;
     runs(state);
     if (!run) { at("stage").textContent = "waiting"; at("sign").textContent = "Nothing has been written to this folder yet."; return; }
-    const status = run.status, running = run.stage === "running", step = status.step ?? (run.last ? run.last.step : null), steps = status.steps;
+    const status = run.status, running = run.stage === "running", alone = status.connected === false || Object.keys(status.missing || {}).length > 0, steps = status.steps;
+    const known = [status.step, run.last && run.last.step].filter(Number.isFinite), step = known.length ? Math.max(...known) : null; // a status is up to a second old
     document.title = `${run.name}: ${run.stage}`;
-    at("name").textContent = run.name + (run.command ? ` (efvfl ${run.command})` : "");
+    at("name").textContent = (run.command === "serve" && run.name === "server" ? (run.holder ? `${run.holder}, label holder` : "Label holder") : run.name) + (run.command ? ` (efvfl ${run.command})` : "");
     at("stage").textContent = run.stage;
     at("stage").className = `stage ${run.stage}`;
-    const say = SAY[run.stage] && SAY[run.stage].replace("the same command", run.command === "run" ? "efvfl run with --resume" : "the same command");
+    const say = SAY[run.stage] && SAY[run.stage].replace("the same command again", run.command === "run" ? "efvfl run with --resume" : "the same command again");
     at("say").hidden = !say;
     at("say").textContent = say ? (run.stage === "failed" && status.why ? `${say}: ${status.why}` : say) : "";
     at("progress").hidden = !steps;
@@ -79,12 +81,12 @@
     const unit = run.runs ? "runs done" : "steps";
     tiles([
       step !== null && step !== undefined ? [number(step), steps && steps !== step ? `of ${run.stage === "finished" ? "at most " : ""}${number(steps)} ${unit}` : unit] : null,
-      running && status.rate > 0 && steps > step ? [long((steps - step) / status.rate), `left at most, at ${exact(status.rate)} steps a second`] : null,
-      status.loss !== undefined && status.loss !== null ? [status.loss.toFixed(4), "loss of the last step, on surrogates"] : null,
+      running && !alone && status.rate > 0 && steps > step ? [long((steps - step) / status.rate), `left at most, at ${Number(status.rate.toPrecision(2)).toLocaleString("en")} steps a second`] : null,
+      status.loss !== undefined && status.loss !== null ? [status.loss.toFixed(4), "loss of the last step"] : null,
       score(run),
       up + down ? [bytes(up + down), `sent for training: ${bytes(up)} up, ${bytes(down)} down`] : null,
-      fewer > 0 && Number.isFinite(fewer) ? [`${fewer < 10 ? fewer.toFixed(1) : Math.round(fewer)} × fewer`, "bytes than uncompressed (by arithmetic: rows × width × 4)"] : null,
-      status.connected === undefined ? null : [running && status.connected ? "connected" : "no link", running ? "to the server" : "to the server any more"],
+      fewer > 0 && Number.isFinite(fewer) ? [`${fewer < 10 ? fewer.toFixed(1) : Math.round(fewer)} × fewer`, "bytes than without compression"] : null,
+      running && status.connected !== undefined ? [status.connected ? "connected" : "no link", "to the server"] : null,
     ]);
     const all = Object.entries(run.charts);
     charts(at("curves"), all.filter(([name]) => name !== "sent" && name !== "time"));
@@ -118,15 +120,17 @@
     at("here").querySelector("h2").textContent = running ? "Who is here" : "Who took part";
     const away = {};
     for (const [, name] of run.absent) away[name] = (away[name] || 0) + 1;
-    table(at("here").querySelector(".wide"), ["party", "now", "connected since", "last heard", "absences"], [...known].sort().map((name) => {
+    const headings = running ? ["party", "now", "connected since", "last heard", "absences"] : ["party", "last heard", "absences"];
+    table(at("here").querySelector(".wide"), headings, [...known].sort().map((name) => {
       const seen = run.peers[name], gone = name in missing;
-      const now = !running ? "" : gone ? { bad: `missing for ${long(missing[name])}` } : seen ? "here" : "here, with the server";
-      return [name, now, seen && !gone ? clock(seen.since) : "", seen ? clock(seen.heard) : "", away[name] ? number(away[name]) : "none"];
+      const now = gone ? { bad: `missing for ${long(missing[name])}` } : seen ? "here" : "here, with the server";
+      const heard = [seen ? clock(seen.heard) : "", away[name] ? number(away[name]) : "none"];
+      return running ? [name, now, seen && !gone ? clock(seen.since) : "", ...heard] : [name, ...heard];
     }));
   }
 
   function limits(status) {
-    const rows = Object.entries(status.limits || {}).map(([name, most]) => [name, number(status.used[name]), most ? number(most) : "no limit", most ? `${(100 * status.used[name] / most).toFixed(1)} %` : ""]);
+    const rows = Object.entries(status.limits || {}).map(([name, most]) => [LIMITS[name] || name, number(status.used[name]), most ? number(most) : "no limit", most ? `${(100 * status.used[name] / most).toFixed(1)} %` : ""]);
     at("limits").hidden = !rows.length;
     if (rows.length) table(at("limits").querySelector(".wide"), ["", "so far", "allowed", "used"], rows);
   }
@@ -156,7 +160,7 @@
   function signs() { // what depends on the time alone
     if (!last || !last.run || !last.run.seen) return;
     const ago = Math.max(0, Date.now() / 1000 - last.run.seen), began = last.run.began;
-    at("sign").textContent = last.run.stage === "running" ? `since ${clock(began)}, last sign of life ${ago < 3 ? "just now" : `${long(ago)} ago`}` : `last sign of life ${clock(last.run.seen)}`;
+    at("sign").textContent = last.run.stage === "running" ? `since ${clock(began)}, last sign of life ${ago < 3 ? "just now" : `${long(ago)} ago`}` : `${last.run.stage === "finished" ? "ended" : "last sign of life"} ${clock(last.run.seen)}`;
   }
 
   function lost() {

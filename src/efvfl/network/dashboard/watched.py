@@ -10,7 +10,9 @@ from typing import Any, Final
 from efvfl.errors import DataError
 from efvfl.experiments.results import Result
 from efvfl.network.dashboard.files import LedgerTail, last_lines, read_json, stamp
+from efvfl.network.dashboard.run_metrics import metrics_state
 from efvfl.network.ops import audit_log
+from efvfl.network.ops.metrics import State, render
 from efvfl.runs import report_figures
 from efvfl.runs.html import Chart
 from efvfl.runs.run_folder import RECORDS, SETTINGS, RunSettings, load_settings
@@ -24,6 +26,7 @@ RUNS: Final = 200  # that are listed
 CURVES: Final = 6  # runs of an experiment that are drawn
 PARTS: Final = ".parts"  # of an experiment: a folder for each run that is at work
 FILES: Final = (STATUS, RECORDS, audit_log.FILE, SETTINGS)
+TIMES: Final = {"compute": "computing", "codec": "compressing", "waiting": "waiting for others"}
 
 _SHOWN = (
     "step",
@@ -78,6 +81,7 @@ class WatchedRun:
         sent = self._bytes(status, settings, last)
         found: dict[str, Any] = {
             "name": str((status or {}).get("name") or self.folder.name),
+            "holder": str(settings.config.get("label_holder", "")) if settings else "",
             "command": str((status or {}).get("command", "")),
             "stage": stage_of(status, bool(settings and settings.complete), time.time()),
             "seen": (status or {}).get("time"),
@@ -139,10 +143,11 @@ class WatchedRun:
         full = {name: tuple(of) for name, of in sent["uncompressed"].items()}
         measured = {name: tuple(of) for name, of in sent["sent"].items() if name in full}
         if measured:
-            charts["sent"] = report_figures.sent(measured, full)
+            note = "Uncompressed: rows × width × 4 bytes for every step, by arithmetic"
+            charts["sent"] = {**report_figures.sent(measured, full), "note": note}
         seconds = (status or {}).get("seconds")
         if isinstance(seconds, dict) and (total := sum(seconds.values())) > 0:
-            rows = [[key, [value / total]] for key, value in seconds.items()]
+            rows = [[TIMES.get(key, key), [value / total]] for key, value in seconds.items()]
             series = [{"name": "share of the time", "colour": "blue"}]
             charts["time"] = {"title": "Where the time goes", "texts": "share", "series": series, "rows": rows}
         return charts
@@ -162,6 +167,14 @@ class WatchedRun:
         )
         return safe
 
+    def metrics(self) -> dict[str, State]:
+        """Return what Prometheus is told, if a process has been here."""
+        status, records = read_json(self.folder / STATUS), self._read_records()
+        if status is None:
+            return {}
+        running = stage_of(status, False, time.time()) == "running"
+        return {"": metrics_state(status, running, records[-1] if records else None)}
+
 
 class WatchedExperiment:
     """The runs of `efvfl reproduce`: those that are finished, and those at work."""
@@ -176,8 +189,7 @@ class WatchedExperiment:
         """Return the list of runs, and curves of the first ones."""
         results = [found for path in sorted(self.folder.glob("*.json"))[:RUNS] if (found := self._result(path))]
         lines = [_finished_line(result) for result in results]
-        for folder in sorted(path.parent for path in self.folder.glob(f"{PARTS}/*/{STATUS}"))[:RUNS]:
-            lines.append(self._working.setdefault(folder, WatchedRun(folder)).look_short())
+        lines += [run.look_short() for run in self._at_work()]
         charts = {"results": chart} if (chart := _result_chart(results)) else {}
         stages = {line["stage"] for line in lines}
         stage = next((s for s in ("running", "killed", "silent", "failed", "stopped") if s in stages), "finished")
@@ -198,6 +210,14 @@ class WatchedExperiment:
         """Return a line of a list of runs."""
         found = self.look()
         return {"name": found["name"], "stage": found["stage"], **found["status"], "scores": {}}
+
+    def metrics(self) -> dict[str, State]:
+        """Return what Prometheus is told: of the runs at work, by their names."""
+        return {run.look_short()["name"]: state for run in self._at_work() for state in run.metrics().values()}
+
+    def _at_work(self) -> list[WatchedRun]:
+        folders = sorted(path.parent for path in self.folder.glob(f"{PARTS}/*/{STATUS}"))[:RUNS]
+        return [self._working.setdefault(folder, WatchedRun(folder)) for folder in folders]
 
     def _result(self, path: Path) -> Result | None:
         """Return a finished run; a file is read again only if it has changed."""
@@ -268,15 +288,23 @@ class Watched:
         return (folder / PARTS).is_dir()
 
     def look(self, chosen: str = "") -> dict[str, Any]:
-        """Return the list of runs, and all of the chosen one; of the first, if there is none of that name."""
+        """Return the list of runs, and all of the chosen one; of the first at work, if there is none of that name."""
         names = {self._name(folder): folder for folder in self.folders()}
         if not names:
             return {"runs": [], "chosen": "", "run": None}
-        name = chosen if chosen in names else next(iter(names))
         runs = (
             [{"id": each, **self._of(folder).look_short()} for each, folder in names.items()] if len(names) > 1 else []
         )
+        at_work = [str(each["id"]) for each in runs if each["stage"] == "running"]
+        name = chosen if chosen in names else next(iter(at_work or names))
         return {"runs": runs, "chosen": name, "run": self._of(names[name]).look()}
+
+    def metrics(self) -> bytes:
+        """Return what Prometheus is told about all runs, by their names."""
+        of_folders = {self._name(folder): self._of(folder).metrics() for folder in self.folders()}
+        return render(
+            {"/".join(filter(None, (name, p))): s for name, parts in of_folders.items() for p, s in parts.items()}
+        )
 
     def _name(self, folder: Path) -> str:
         return folder.relative_to(self.root).as_posix() if folder != self.root else self.root.resolve().name

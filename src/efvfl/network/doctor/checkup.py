@@ -135,7 +135,7 @@ class Checkup:
         return ""
 
     def _describe(self, address: str, credentials: Credentials, report: LineReport) -> None:
-        who = f"{address} is the server of this federation (certificate {report.certificate})"
+        who = f"{address} is the server of this federation (certificate {report.certificate} ...)"
         if report.measured is None:
             if why := self._dial(address, credentials):
                 self.findings.append(
@@ -170,7 +170,7 @@ class Checkup:
         for name in expected:
             if (been := waiting.visits.get(name)) is None:
                 text = f"{name} was not here" + (f"; {waiting.refused:,} were refused" if waiting.refused else "")
-                advice = f"have it run `efvfl doctor` with --party {name} while this listens."
+                advice = "have it run `efvfl doctor` with its own file while this listens."
                 self.findings.append(Diagnosis("line", "warning", text, advice))
                 continue
             self.lines[name] = been.measured
@@ -188,10 +188,10 @@ class Checkup:
             for part in (found.bytes_up, found.bytes_down)
         )
         line = self.slowest
-        shown = f"{1e3 * line.round_trip:,.3g} ms, {_rate(line.up)} up and {_rate(line.down)} down"
+        shown = f"a round trip of {1e3 * line.round_trip:.1f} ms, {_rate(line.up)} up and {_rate(line.down)} down"
         how = "as measured" if self.lines else "assumed"
         text = f"at most {found.rounds:,} rounds: about {size(up)} up and {size(down)} down; "
-        text += f"{duration(found.seconds(line))} on a line of {shown} ({how}), without computing"
+        text += f"{duration(found.seconds(line))} on a line with {shown} ({how}), computing aside"
         self.findings.append(Diagnosis("run", "ok", text))
         limit = config.of(self.party).limits.bytes if self.party else 0
         if limit and up > TIGHT * limit:
@@ -252,9 +252,11 @@ def _rate(bits: float) -> str:
 def duration(seconds: float) -> str:
     """Return a time as people say it.
 
-    >>> duration(45), duration(600), duration(90_000)
-    ('45 s', '10 min', '25.0 h')
+    >>> duration(0.2), duration(45), duration(600), duration(90_000)
+    ('less than a second', '45 s', '10 min', '25.0 h')
     """
+    if seconds < 1:
+        return "less than a second"
     if seconds < 120:
         return f"{seconds:,.0f} s"
     return f"{seconds / 60:,.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"

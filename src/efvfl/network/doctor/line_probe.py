@@ -20,7 +20,16 @@ from typing import Any, Final
 
 from efvfl.errors import ProtocolError, printable
 from efvfl.network.identity.certificates import Credentials
-from efvfl.network.links.tls_probe import GRPC, await_acceptance, connect, fingerprint, refused, shake, wrong_port
+from efvfl.network.links.tls_probe import (
+    GRPC,
+    LineError,
+    await_acceptance,
+    connect,
+    fingerprint,
+    refused,
+    shake,
+    wrong_port,
+)
 
 PROTOCOL: Final = "efvfl-doctor/1"  # as TLS negotiates it, so that no server of gRPC is mistaken for a listening doctor
 SECONDS: Final = 30.0  # of a whole visit
@@ -157,7 +166,8 @@ def visit(
         except ssl.SSLError as error:
             raise refused(credentials, error.reason or "") from error
         except (OSError, ProtocolError) as error:
-            raise refused(credentials, "") from error
+            text = f"the label holder's doctor does not receive {credentials.name!r}"
+            raise LineError("refused", text, "it shows why: no party of that name, or too many at once.") from error
         began = time.time()
         talk.send_table(about)
         told = talk.take_table()

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from efvfl.config.run_file import RunConfig
+from efvfl.core.protection import Protection
+from efvfl.data import label_draws
 from efvfl.data.tables.encode import Encoder, TableSettings
 from efvfl.data.tables.ids import FORMS, normalise
 from efvfl.data.tables.load import Table, label_settings
@@ -39,12 +41,21 @@ def look(config: RunConfig, base: Path, name: str, home: Path) -> RowsFound:
             found.names = [party.name for party in config.party]
             _look_at_tables(config, base, name, home, found)
         else:
-            data = participant_data.load(config, base, name)
+            data = participant_data.load(replace(config, protect=Protection()), base, name)  # nothing is drawn here
             found.names, found.rows = data.names, {split: len(ids) for split, ids in data.trained_ids.items()}
             found.findings.append(Diagnosis("rows", "ok", _counts(found.rows)))
+        if not name and config.protect.releases:
+            found.findings.append(_randomised(config, home))
     except EfvflError as error:
         found.findings.append(problem_of("table", error))
     return found
+
+
+def _randomised(config: RunConfig, home: Path) -> Diagnosis:
+    """Say whether labels are randomised already; refuse what training would refuse."""
+    participant_data.check_sharing(config)
+    drawn = "they are drawn" if (home / label_draws.FILE).exists() else "they are not drawn yet"
+    return Diagnosis("labels", "ok", f"randomised once, with epsilon = {config.protect.label_epsilon:g}: {drawn}")
 
 
 def _counts(rows: dict[str, int]) -> str:
@@ -145,7 +156,7 @@ def _fit(config: RunConfig, table: Table, columns: bool) -> Iterator[Diagnosis]:
             labels = table.encoding(table.ids, config.loss)
             if labels.doubt:
                 yield Diagnosis(
-                    "labels", "warning", table.label_notice(labels), "set its type in `types` if that is wrong."
+                    "labels", "warning", table.label_notice(labels), "change the column, or set its type in `types`."
                 )
         if not columns:
             return

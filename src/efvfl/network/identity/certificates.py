@@ -89,7 +89,7 @@ def days_left(certificate: bytes, now: datetime | None = None) -> float:
 
 def valid_until(credentials: Credentials) -> str:
     """Return until when a participant's certificate is valid, as people read it."""
-    return f"valid until {_date(parse('the certificate', credentials.certificate).not_valid_after_utc)}"
+    return f"valid until {date_text(parse('the certificate', credentials.certificate).not_valid_after_utc)}"
 
 
 def expiry_warning(credentials: Credentials, now: datetime | None = None, within: float = 30) -> str:
@@ -98,7 +98,7 @@ def expiry_warning(credentials: Credentials, now: datetime | None = None, within
     renew = f"renew it: {RENEW}"
     # The CA comes first: once it is about to expire, renewing a single certificate does not help.
     for what, pem, remedy in (("CA", credentials.ca, NEW_CA), ("certificate", credentials.certificate, renew)):
-        left, date = days_left(pem, now), _date(parse(f"the {what}", pem).not_valid_after_utc)
+        left, date = days_left(pem, now), date_text(parse(f"the {what}", pem).not_valid_after_utc)
         if left <= within:
             return f"The {what} of {name!r} {'expires' if left > 0 else 'expired'} on {date}. To go on, {remedy}."
     return ""
@@ -180,13 +180,15 @@ def check_dates(path: Path | str, certificate: x509.Certificate, now: datetime, 
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begin:
         raise ConfigError(
-            f"{path} is not valid before {_date(begin)} and it is {_date(now)}. Set this machine's clock, or {remedy}."
+            f"{path} is not valid before {date_text(begin)} and it is {date_text(now)}. Set this machine's clock, or "
+            f"{remedy}."
         )
     if now > end:
-        raise ConfigError(f"{path} expired on {_date(end)} and it is {_date(now)}. To go on, {remedy}.")
+        raise ConfigError(f"{path} expired on {date_text(end)} and it is {date_text(now)}. To go on, {remedy}.")
 
 
-def _date(moment: datetime) -> str:
+def date_text(moment: datetime) -> str:
+    """Return a moment as people read it."""
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 

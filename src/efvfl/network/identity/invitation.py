@@ -51,7 +51,7 @@ class Invitation:
         try:
             table = json.loads(data.decode("utf-8"))
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{where} is not an invitation as `efvfl sign` makes it: {error}.") from error
+            raise ConfigError(f"{where} is not an invitation: expected a file as `efvfl sign` makes it.") from error
         if not isinstance(table, dict) or table.pop("kind", None) != KIND:
             raise ConfigError(f"{where} is not an invitation: expected {KIND!r} as its kind. Install the same release.")
         wanted = set(cls.__dataclass_fields__)

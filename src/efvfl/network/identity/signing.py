@@ -58,7 +58,7 @@ def parse_request(data: bytes, where: str) -> SigningRequest:
         names = [str(part.value) for part in found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         key, proven = found.public_key(), found.is_signature_valid
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{where} is not a request as `efvfl request` makes it: {error}.") from error
+        raise ConfigError(f"{where} is not a request: expected a file as `efvfl request` makes it.") from error
     if not proven:
         raise ConfigError(f"{where} is not signed by its own key: it was changed on its way. Ask for another one.")
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp256r1":

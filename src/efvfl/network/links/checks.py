@@ -19,6 +19,15 @@ class Checks:
     stop: Callable[[str], bytes] = lambda name: b""  # returns that digest as it is here; empty: nothing to compare
 
 
+def behind(name: str, theirs: int, start: int) -> str:
+    """Say why a party cannot take part: the log here no longer has what it needs next."""
+    return (
+        f"{name} has handled {theirs} requests, but the log here begins at {start}: its folder is older than it was "
+        "when it last spoke. Was it restored from a backup? Put its newest folder back, or start all anew in empty "
+        "folders."
+    )
+
+
 def ahead(name: str, theirs: int, ours: int) -> str:
     """Say why a party cannot be asked about rows: its model has learnt more than the server knows of."""
     return (

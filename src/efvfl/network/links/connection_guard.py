@@ -2,8 +2,9 @@
 
 Anyone can open a TCP connection; only who has a certificate gets as far as a stream. gRPC itself refuses connections
 above a total, so that strangers cannot use up the files that a process may open. The guard keeps room below that total:
-several times a second it closes the oldest connections without a stream, where there are too many of them. That of a
-party has a stream after a fraction of a second, and is not touched then.
+several times a second it closes connections without a stream, where there are too many of them: first those that the
+other end has closed and gRPC has not yet, which takes it a moment for each while the process computes; then the oldest.
+That of a party has a stream after a fraction of a second, and is not touched then.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class ConnectionGuard:
         self._streams: Counter[Peer] = Counter()
         self._lock = threading.Lock()
         self._order: dict[Peer, None] = {}  # connections in the order in which they were first seen
+        self._left: set[Peer] = set()  # those that the other end has closed
         self._warned = float("-inf")
 
     def opened(self, peer: str) -> None:
@@ -71,18 +73,22 @@ class ConnectionGuard:
     def look(self) -> int:
         """Close the oldest unused connections that are too many; return how many."""
         with contextlib.suppress(OSError):  # no file can be opened now: gRPC's total bounds for how long
-            here = [peer_of(own.there) for own in own_sockets(self.port) if own.here[1] == self.port]
-            known = set(here)
-            self._order = dict.fromkeys((*(p for p in self._order if p in known), *here))
+            here = {peer_of(own.there): own.left for own in own_sockets(self.port) if own.here[1] == self.port}
+            self._order = dict.fromkeys((*(p for p in self._order if p in here), *here))
+            self._left = {peer for peer, left in here.items() if left}
             if condemned := self._condemned():
                 return self._close(condemned)
         return 0
 
     def _condemned(self) -> set[Peer]:
-        """Return the unused connections that are too many: the oldest of an address, and of those that have most."""
+        """Return the unused connections that are too many: of an address, and of those addresses that have most.
+
+        Of each, those whose other end is gone, and then the oldest.
+        """
         with self._lock:
             unused = [peer for peer in self._order if peer not in self._streams]
-        by_address: dict[str, list[Peer]] = {}  # newest first
+        unused.sort(key=lambda peer: peer not in self._left)
+        by_address: dict[str, list[Peer]] = {}  # newest first, and those who are gone last
         for peer in reversed(unused):
             by_address.setdefault(origin_of(peer[0]), []).append(peer)
         kept = [peers[: self.limits.unused_by_address] for peers in by_address.values()]

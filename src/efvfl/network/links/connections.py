@@ -87,6 +87,7 @@ class Connections(ABC):
         self.stopping = threading.Event()
         self.connections: dict[str, Connection] = {}
         self.waited = 0.0  # seconds spent waiting for parties
+        self.handled = 0.0  # seconds spent on what came meanwhile, such as decoding it
         self._unidentified: set[Connection] = set()
         # Not a SimpleQueue: its timeout can be lost when a signal handler runs meanwhile (seen with Python 3.11).
         self._events: queue.Queue[tuple[Connection, Frame | EfvflError | None] | None] = queue.Queue()
@@ -153,21 +154,24 @@ class Connections(ABC):
 
     def _wait(self, done: Callable[[], bool]) -> None:
         """Listen until `done`."""
-        began = time.monotonic()
+        began, before = time.monotonic(), self.waited
         while not done():
             if self.stopping.is_set():
                 raise Interrupted
             if time.monotonic() - self._looked >= self.timeouts.tick:
                 self._look_at_clock()
             self._listen(self.timeouts.tick)
-        self.waited += time.monotonic() - began
+        self.handled += time.monotonic() - began - (self.waited - before)
 
     def _listen(self, seconds: float = 0.0) -> bool:
         """Deal with one event of a wire; return False if there was none in time."""
+        began = time.monotonic()
         try:
             event = self._events.get(timeout=seconds) if seconds else self._events.get_nowait()
         except queue.Empty:
             return False
+        finally:
+            self.waited += time.monotonic() - began
         if event is None:
             return True
         connection, item = event

@@ -27,6 +27,7 @@ from efvfl.network.links.wire import Wire
 log = logging.getLogger("efvfl")
 
 Dial: TypeAlias = Callable[[], Wire]
+NOBODY = "Connection refused"  # in what gRPC says
 MOST_REPEATED = 8  # WELCOMEs of one connection that are taken for copies of the first
 
 OnFrame: TypeAlias = Callable[[str, str, Frame], None]  # peer, "in" or "out", frame
@@ -135,6 +136,8 @@ class Dialler:
         now = time.monotonic()
         if wire is not None and wire.connected:
             return failure
+        if NOBODY in str(failure):  # unless somebody is found to be the reason
+            failure = LinkError("nobody was there when it was dialled")
         if now - self._explained < self.timeouts.explain:
             return self._found or failure
         try:

@@ -1,7 +1,7 @@
 """Connections that end before TLS is agreed on: gRPC tells nobody, so that a server would wait in silence.
 
 gRPC asks for the server's certificate at the beginning of every handshake. Whoever is connected then and has no stream
-a moment later has not got through. Why, only the other end can know for certain.
+a moment later has not got through. Why, gRPC does not say either; what the certificates here show is said in its place.
 """
 
 from __future__ import annotations
@@ -12,10 +12,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
+from efvfl.errors import ConfigError
+from efvfl.network.identity.certificates import Credentials, date_text, parse
 from efvfl.network.links.connection_guard import Peer, parsed_peer, peer_of
 from efvfl.network.links.own_sockets import own_sockets
+from efvfl.network.links.tls_probe import name_of
 
 log = logging.getLogger("efvfl")
 
@@ -29,8 +34,9 @@ class FailedHandshakes:
     """Warns of connections that do not get through the handshake, with their addresses."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Watch a port as soon as it is known."""
+        """Watch a port as soon as it is known; `reason` says why a handshake may fail here."""
         self.port = 0
+        self.reason: Callable[[], str] = str
         self._clock = clock
         self._lock = threading.Lock()
         self._begun: dict[Peer, float] = {}
@@ -72,8 +78,43 @@ class FailedHandshakes:
                 return
             failed, self._failed, self._warned = self._failed, Counter(), now
         hosts = ", ".join(f"{host} ({count})" if count > 1 else host for host, count in failed.most_common(3))
-        log.warning(
-            "no TLS handshake with %s: its certificate is of another authority, has expired or is not valid yet, or it "
-            "does not accept the one here. `efvfl doctor` at that end says which; `efvfl doctor --listen` here, too",
-            hosts,
-        )
+        log.warning("no TLS handshake with %s: %s", hosts, self.reason())
+
+
+def likely_reason(own: Credentials, now: datetime | None = None) -> str:
+    """Say why somebody does not get through to a server with these credentials, as far as its files show it.
+
+    The label holder keeps every certificate that it has signed beside its own, so dates can be told; where no date is
+    wrong, the other end has certificates of another authority.
+    """
+    now = now or datetime.now(UTC)
+    if wrong := _wrong_dates(own.certificate, now):
+        return f"the server's own certificate {wrong}. Renew it: `efvfl request` and `efvfl sign --server`"
+    paths = sorted(own.folder.glob("*.crt")) if own.folder else []
+    signed = [path for path in paths if path.stem not in ("ca", own.name)]
+    late = [f"the certificate of {path.stem!r} {wrong}" for path in signed if (wrong := _wrong_dates(_read(path), now))]
+    if late:
+        return f"{', '.join(late)}. Renew it: the party runs `efvfl request`"
+    ours = name_of(parse("ca.crt", own.ca).subject)
+    dates = "" if signed else ", has expired, is not valid yet"
+    return (
+        f"its certificate, or its ca.crt, is of another authority than {ours!r}, which is ours{dates}; its clock is "
+        "wrong; or it is no party at all. `efvfl join` and `efvfl doctor` at that end say which"
+    )
+
+
+def _wrong_dates(certificate: bytes, now: datetime) -> str:
+    """Return what is wrong with the dates of a certificate (PEM); empty if nothing is, or it is none."""
+    try:
+        found = parse("it", certificate)
+    except ConfigError:
+        return ""
+    if now > found.not_valid_after_utc:
+        return f"expired on {date_text(found.not_valid_after_utc)}"
+    return f"is not valid before {date_text(found.not_valid_before_utc)}" if now < found.not_valid_before_utc else ""
+
+
+def _read(path: Path) -> bytes:
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    return b""

@@ -21,7 +21,7 @@ from efvfl.network.identity.certificates import SERVER, Credentials, peer_certif
 from efvfl.network.identity.deny_list import DenyList
 from efvfl.network.identity.renewal import Renewal
 from efvfl.network.links.connection_guard import PERIOD, ConnectionGuard, ConnectionLimits
-from efvfl.network.links.failed_handshakes import FailedHandshakes
+from efvfl.network.links.failed_handshakes import FailedHandshakes, likely_reason
 from efvfl.network.links.frame import MAX_JSON, PIECE, Assembler, FrameKind, json_frame, pieces
 from efvfl.network.links.wire import Wire
 from efvfl.util.extras import optional
@@ -95,7 +95,7 @@ class GrpcWire:
                 if data is not None:
                     return data
         except grpc.RpcError as error:
-            self._reason = _reason(error)
+            self._reason = _reason(error, self.connected)
             self.close()
             raise LinkError(self._reason) from error
         self.close()
@@ -116,8 +116,10 @@ class GrpcWire:
         return self._sent.is_set()
 
 
-def _reason(error: grpc.RpcError) -> str:
+def _reason(error: grpc.RpcError, connected: bool) -> str:
     code = error.code().name if isinstance(error, grpc.Call) else "UNKNOWN"
+    if connected and code == grpc.StatusCode.UNAVAILABLE.name:
+        return "the connection broke."  # by a reset, a silent line or the end of the process: gRPC's words do not tell
     return printable(f"{code}: {error.details() if isinstance(error, grpc.Call) else error}")  # a text of the peer
 
 
@@ -248,8 +250,9 @@ def listen(
             refuse_plaintext_beyond_loopback(address)
             port = server.add_insecure_port(address)
         else:
-            secret = _server_secret(credentials, service.handshakes.began)
-            port = server.add_secure_port(address, secret)
+            renewal = Renewal(credentials)
+            service.handshakes.reason = lambda: likely_reason(renewal.current())
+            port = server.add_secure_port(address, _server_secret(renewal, service.handshakes.began))
     except RuntimeError as error:
         raise ConfigError(
             f"cannot listen on {address} ({error}): is another server running, or is the port not ours?"
@@ -260,9 +263,9 @@ def listen(
     return server, port
 
 
-def _server_secret(credentials: Credentials, began: Callable[[], None]) -> grpc.ServerCredentials:
+def _server_secret(renewal: Renewal, began: Callable[[], None]) -> grpc.ServerCredentials:
     """Return what gRPC asks for the server's certificate, at the beginning of every handshake."""
-    renewal, used = Renewal(credentials), [credentials]
+    used = [first := renewal.current()]
 
     def configuration(found: Credentials) -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], found.ca)
@@ -275,7 +278,7 @@ def _server_secret(credentials: Credentials, began: Callable[[], None]) -> grpc.
         used[0] = found
         return configuration(found)
 
-    return grpc.dynamic_ssl_server_credentials(configuration(credentials), latest, require_client_authentication=True)
+    return grpc.dynamic_ssl_server_credentials(configuration(first), latest, require_client_authentication=True)
 
 
 def _watch(server: grpc.Server, service: _Service) -> None:

@@ -5,12 +5,14 @@ Only Linux has this folder. On other systems no connection is found.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 _FOLDER = "/proc/self/fd"
+_CLOSE_WAIT = 8  # in the first byte of Linux's struct tcp_info
 
 
 class OwnSocket(NamedTuple):
@@ -19,6 +21,13 @@ class OwnSocket(NamedTuple):
     socket: socket.socket
     here: Any  # the address of this end, as `getsockname` gives it
     there: Any
+
+    @property
+    def left(self) -> bool:
+        """Whether the other end has closed the connection, and this one has not noticed yet."""
+        with contextlib.suppress(OSError):  # closed meanwhile
+            return self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CLOSE_WAIT
+        return True
 
 
 def own_sockets(port: int) -> Iterator[OwnSocket]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 from efvfl.training.transport import Handler, Request
@@ -24,6 +24,11 @@ class Posted:
     request: Request
     messages: dict[str, Message]
     data: dict[str, bytes]
+
+    def only(self, names: Collection[str]) -> Self:
+        """Return what is under way for these parties alone."""
+        messages = {name: message for name, message in self.messages.items() if name in names}
+        return replace(self, messages=messages, data={name: self.data[name] for name in messages if name in self.data})
 
     @classmethod
     def of(cls, messages: Mapping[str, Message], local: Container[str]) -> Self:

@@ -5,9 +5,12 @@ A party that is connected and does not answer is as good as missing: after a tim
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
+
+from efvfl.errors import AbsentError
 
 OnMissing = Literal["wait", "stop", "stale"]
 
@@ -17,15 +20,25 @@ RETURN = 10.0  # seconds: longer than any pause of a party that is refused and d
 class Presence:
     """The one place that knows which parties a server can reach, and which of them training goes on without."""
 
-    def __init__(self, names: Sequence[str], on_missing: OnMissing = "wait") -> None:
-        """Expect these parties. `on_missing`: wait for one, stop after a while, or go on without it ('stale')."""
+    def __init__(self, names: Sequence[str], on_missing: OnMissing = "wait", asynchronous: bool = False) -> None:
+        """Expect these parties. `on_missing`: wait for one, stop after a while, or go on without it ('stale').
+
+        `asynchronous`: steps are taken without waiting for all of them.
+        """
         self.names = list(names)
         self.on_missing = on_missing
+        self.asynchronous = asynchronous
         self.missing: dict[str, float] = dict.fromkeys(names, time.monotonic())  # since when, on the monotonic clock
         self.unanswered: dict[str, float] = {}  # for how many seconds parties have owed an answer
         self.silent: set[str] = set()  # parties that have owed one for too long
         self.known: set[str] = set()  # parties that have been here
+        self.patience = math.inf  # seconds for a missing party that is asked something, or told that all is done
         self.left: dict[str, int] = {}  # parties that steps go without, and the last request that was meant for them
+
+    @property
+    def time_decides(self) -> bool:
+        """Whether what is sent depends on who was there when: only the log can say it again."""
+        return self.on_missing == "stale" or self.asynchronous
 
     def arrive(self, name: str) -> None:
         """Note that a party is here."""
@@ -65,12 +78,26 @@ class Presence:
         found = {name: now - since for name, since in self.missing.items()}
         return found | {name: max(self.unanswered[name], found.get(name, 0.0)) for name in self.silent}
 
+    def refuse_absence(self, seconds: float) -> None:
+        """End the run, by raising, if somebody has been missing for longer than this."""
+        for name, gone in self.missing_for().items():
+            if gone > seconds:
+                raise AbsentError(
+                    f"{name} has been missing for {gone:,.0f} seconds, and on_missing is 'stop'. Everything is saved: "
+                    "start again when it is back, or set on_missing = 'wait'."
+                )
+
     def given_up(self, names: Iterable[str], seconds: float) -> bool:
         """Whether steps go on without these: each has been here, and has been missing for longer than `seconds`."""
         if self.on_missing != "stale":
             return False
         missing = self.missing_for()
         return all(name in self.known and missing.get(name, 0.0) > seconds for name in names)
+
+    def gone(self, names: Iterable[str]) -> bool:
+        """Whether all of these, if any, have been missing for longer than anybody is waited for."""
+        missing = self.missing_for()
+        return all(missing.get(name, 0.0) > self.patience for name in names)
 
     def leave(self, name: str, number: int) -> None:
         """Note that a step goes without a party, which did not reply to this request."""

@@ -7,30 +7,34 @@ rolls back.
 
 With a pipeline, further requests are sent before reply n is here. Replies are taken in order all the same: one that
 comes before its turn is put aside unread. A party that steps go without still gets what was under way for it then, but
-what it replies is not taken.
+what it replies is not taken. Asynchronous parties have one open request each, and are asked again one by one.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from efvfl.errors import AbsentError, EfvflError, ProtocolError
-from efvfl.network.links.checks import Checks, ahead
-from efvfl.network.links.connections import Connection, Connections, Hooks, ServerTimeouts
+from efvfl.errors import EfvflError, ProtocolError
+from efvfl.network.links.asking import Asking
+from efvfl.network.links.checks import Checks, ahead, behind
+from efvfl.network.links.connections import Connection, Hooks, ServerTimeouts
 from efvfl.network.links.frame import Frame, FrameKind, json_frame, pack, unpack
 from efvfl.network.links.message_log import MessageLog
+from efvfl.network.links.open_requests import OpenRequests
 from efvfl.network.links.posted import LocalParty, Posted
 from efvfl.network.links.presence import Presence
 from efvfl.network.links.replay import Replay
+from efvfl.training.arrivals import Enough
 from efvfl.training.transport import Request
 from efvfl.wire.ledger import Ledger
 from efvfl.wire.message import Kind, Message
 
 
-class Requests(Connections):
+class Requests(Asking):
     """A transport over wires; it keeps the contract of `efvfl.training.transport`."""
 
     def __init__(
@@ -44,22 +48,16 @@ class Requests(Connections):
         local: Mapping[str, LocalParty] | None = None,
     ) -> None:
         """Serve the parties that are expected, and those in this process."""
-        super().__init__(presence, timeouts, hooks)
+        super().__init__(presence, timeouts, hooks, local)
         self.message_log = message_log
         self.replay = Replay(message_log)
         self.ledger = ledger
         self.checks = checks
-        self.local = local or {}
-        self.number = 0  # of the oldest request that is under way, or of the next one
         self.durable = 0  # the server's checkpoint covers all requests below this one
         self.told: set[str] = set()  # parties that know that all is done
-        self._out: dict[int, Posted] = {}  # by number
+        self.out = OpenRequests(presence.asynchronous)
         self._replies: dict[str, tuple[Message, bytes]] = {}  # to the oldest of them
         self._early: dict[tuple[str, int], Frame] = {}  # replies received before their turn, unread; by number
-        self._question: dict[str, bytes] = {}
-        self._asked = 0
-        self._answers: dict[str, bytes] = {}
-        self._check_answer: Callable[[str, bytes], None] = lambda name, answer: None
         self._finished = False
         self._marks: dict[str, int] = {}  # how far every party's own checkpoint is
 
@@ -71,64 +69,85 @@ class Requests(Connections):
         return self.local.keys()
 
     @property
+    def number(self) -> int:
+        """The number of the oldest request that is under way, or of the next one."""
+        return self.out.number
+
+    @property
     def under_way(self) -> list[Request]:
         """The requests that were posted and not collected, oldest first."""
-        return [out.request for out in self._out.values()]
-
-    def syncing(self, name: str) -> bool:
-        """Whether a party is being brought up to date after it was away."""
-        asked = [out.messages[name] for out in self._out.values() if name in out.messages]
-        return any(message.kind == Kind.SYNC for message in asked)
+        return self.out.requests()
 
     def post(self, messages: Mapping[str, Message]) -> None:
         """Send every party its message. The log has them before they leave.
 
         After a restart the log may have this very request already; then it is seen to be the same.
         """
-        number = self._following
-        # Who was away when cannot be computed again: then the disk itself must have it before anybody hears of it.
-        self.message_log.append(number, pack(messages), durable=self.presence.on_missing == "stale")
+        number = self.out.posted
+        # Who reported when cannot be computed again: then the disk itself must have it before anybody hears of it.
+        self.message_log.append(number, pack(messages), durable=self.presence.time_decides)
         out = Posted.of(messages, self.local)
         for name in out.data:
             left, connection = self.presence.rejoin(name), self.connections.get(name)
             if left is not None and connection is not None and connection.position > left:
                 connection.position = number  # else it first needs what it missed before it left
-        self._out[number] = out
+        self.out.add(out)
         self._advance()
 
-    @property
-    def _following(self) -> int:
-        """The number of the request that is posted next."""
-        return self.number + len(self._out)
-
-    def collect(self) -> dict[str, Message]:
+    def collect(self, enough: Enough | None = None) -> dict[str, Message]:
         """Wait for all replies to the oldest request under way, while local parties make theirs.
 
-        Where steps may go without a party, those of parties that are missing are left out.
+        Where steps may go without a party, those of parties that are missing are left out. With `enough`, what is still
+        to come stays open.
         """
-        if self.number not in self._out:
+        if not self.out:
             raise ProtocolError("no request is under way: post one before its replies are collected.")
-        out = self._out[self.number]
+        if enough:
+            return self._collect_some(enough)
+        out = self.out[self.number]
         own = {name: party.handle(out.messages[name]) for name, party in self.local.items() if name in out.messages}
         self._take_early()
-        planned = self.replay.taken(self._following) if self.presence.on_missing == "stale" else None
+        planned = self.replay.taken(self.out.posted) if self.presence.on_missing == "stale" else None
         self._wait(partial(self._enough, out, planned))
         taken = self._replies.keys() if planned is None else planned
         found = {name: self._replies[name] for name in out.data if name in taken}
-        for name, (reply, data) in found.items():  # counted now, so that an interrupted request is not counted twice
-            self.ledger.record("down", name, out.messages[name], len(out.data[name]))
-            self.ledger.record("up", name, reply, len(data))
+        for name, replied in found.items():
+            self._count(name, out, *replied)
         for name in out.data.keys() - found.keys() - self.presence.left.keys():
             self._leave(name)
-        del self._out[self.number]
+        del self.out[self.number]
         self._replies = {}
-        self.number += 1
-        self.message_log.forget(min([self.durable, *(self._marks.get(name, 0) for name in self.names)]))
+        self._forget()
         return {name: reply for name, (reply, _) in found.items()} | own
+
+    def _collect_some(self, enough: Enough) -> dict[str, Message]:
+        """Wait for enough of all that is under way; after a restart for just what it was then."""
+        asked = {name: message for out in self.out.values() for name, message in out.messages.items()}
+        own = {name: party.handle(asked[name]) for name, party in self.local.items() if name in asked}
+        planned = self.replay.taken(self.out.posted)
+        if planned is not None:
+            enough = replace(enough, planned=frozenset(planned))
+        began = time.monotonic()
+        self._wait(lambda: enough.met({*self._replies, *own}, asked, time.monotonic() - began))
+        found = {name: self._replies.pop(name) for name in enough.taken({*self._replies, *own}) if name not in own}
+        for name, replied in found.items():
+            self._count(name, self.out.close(name), *replied)
+        for name in own:
+            self.out.close(name)
+        self._forget()
+        return {name: reply for name, (reply, _) in found.items()} | own
+
+    def _count(self, name: str, out: Posted, reply: Message, data: bytes) -> None:
+        """Count what was exchanged with a party: now, so that a request that is interrupted is not counted twice."""
+        self.ledger.record("down", name, out.messages[name], len(out.data[name]))
+        self.ledger.record("up", name, reply, len(data))
+
+    def _forget(self) -> None:
+        self.message_log.forget(min([self.durable, *(self._marks.get(name, 0) for name in self.names)]))
 
     def _leave(self, name: str) -> None:
         """Go on without a party, and without what it says to all that is under way for it."""
-        self.presence.leave(name, max(number for number, out in self._out.items() if name in out.data))
+        self.presence.leave(name, max(number for number, out in self.out.items() if name in out.data))
         self._early = {key: frame for key, frame in self._early.items() if key[0] != name}
 
     def _enough(self, out: Posted, planned: set[str] | None) -> bool:
@@ -140,19 +159,16 @@ class Requests(Connections):
         # With nobody left there is nothing to do but wait, until one is back.
         return self._given_up(open_) and bool(self._replies or self._returned())
 
-    def _given_up(self, names: Iterable[str]) -> bool:
-        return self.presence.given_up(names, self.timeouts.stale)
-
     def back(self) -> list[str]:
         """Return who was away and can take part again; no request that it was meant to answer is under way."""
-        logged = self.replay.back(self._following)
+        logged = self.replay.back(self.out.posted)
         if logged is not None:
             return logged
         return [name for name in self._returned() if self.presence.left[name] < self.number]
 
     def returning(self) -> bool:
         """Whether somebody who was away waits to take part again."""
-        logged = self.replay.held(self._following)
+        logged = self.replay.held(self.out.posted)
         return bool(self._returned()) if logged is None else logged
 
     def _returned(self) -> list[str]:
@@ -161,27 +177,6 @@ class Requests(Connections):
         here = [self.connections[name] for name in left if name in self.connections]
         return [party.name for party in here if not party.waiting and party.position > left[party.name]]
 
-    def ask(
-        self,
-        questions: Mapping[str, bytes],
-        check: Callable[[str, bytes], None] = lambda name, answer: None,
-        over: Callable[[], bool] = lambda: False,
-    ) -> dict[str, bytes]:
-        """Ask parties something that changes nothing; return their answers, without those of parties that are away.
-
-        `check` refuses an answer by raising. Once `over`, answers that are still to come are not waited for.
-        """
-        self._question = {name: asked for name, asked in questions.items() if name not in self.local}
-        self._answers, self._check_answer = {}, check
-        self._asked += 1
-        self._advance()
-        own = {name: party.answer(questions[name]) for name, party in self.local.items() if name in questions}
-        for name, answer in own.items():
-            check(name, answer)
-        self._wait(lambda: not (open_ := set(self._question) - set(self._answers)) or self._given_up(open_) or over())
-        self._question = {}
-        return self._answers | own
-
     def finish(self) -> set[str]:
         """Tell the parties that all is done and wait until they have saved; return those that did not."""
         self._finished = True
@@ -189,44 +184,39 @@ class Requests(Connections):
         deadline = time.monotonic() + self.timeouts.linger
         while self._listen():  # a party that died after its BYE may be back: it is told again
             pass
-        self._wait(lambda: (self.told >= set(self.names) and not self.connections) or time.monotonic() > deadline)
+        self._wait(
+            lambda: (
+                (self.presence.gone(set(self.names) - self.told) and not self.connections)
+                or time.monotonic() > deadline
+            )
+        )
         return set(self.names) - self.told
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the requests stand; those under way are in the log."""
-        return {
-            "number": self.number,
-            "under_way": len(self._out),
-            "told": sorted(self.told),
-            "presence": self.presence.state_dict(),
-        }
+        return self.out.state_dict() | {"told": sorted(self.told), "presence": self.presence.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state: requests that were under way are so again, and are sent to whoever connects."""
-        self.number = self.durable = int(state["number"])
-        numbers = range(self.number, self.number + int(state["under_way"]))
-        self._out = {number: Posted.of(unpack(self.message_log.read(number)), self.local) for number in numbers}
+        self.out.load_state_dict(state, self.message_log, self.local)
+        self.durable = self.number
         self.told = set(state["told"])
         self.presence.load_state_dict(state["presence"])
 
     # One thing at a time on every connection, but for requests of a pipeline.
 
-    def _advance(self) -> None:
-        for connection in list(self.connections.values()):
-            self._next(connection)
-
     def _next(self, connection: Connection) -> None:
         """Send a party whatever it needs next, if anything: what it has missed one by one, then all that is out."""
-        name = connection.name
-        if any(frame.kind != FrameKind.REQUEST or frame.number < self.number for frame in connection.waiting):
+        name, first = connection.name, self.out.first(connection.name)
+        if any(frame.kind != FrameKind.REQUEST or frame.number < first for frame in connection.waiting):
             return
-        while connection.position < min(self.number, self.presence.left.get(name, self.number - 1) + 1):
+        while connection.position < min(first, self.presence.left.get(name, first - 1) + 1):
             missed = unpack(self.message_log.read(connection.position)).get(name)
             if missed:
                 self._send(connection, self._request(connection.position, missed.to_bytes()))
                 return
             connection.position += 1  # asked of the others while it was away
-        for number, out in self._out.items():
+        for number, out in self.out.items():
             if name not in out.data or self._answered(connection, number):
                 continue
             if not connection.asked(FrameKind.REQUEST, number):
@@ -249,7 +239,8 @@ class Requests(Connections):
         if connection.position <= number:  # it may have forgotten its reply, and must handle this before what follows
             return False
         early = (name, number) in self._early
-        return name in self.presence.left or early or (number == self.number and name in self._replies)
+        taken = number == self.out.first(name) and name in self._replies
+        return name in self.presence.left or early or taken
 
     def _request(self, number: int, data: bytes) -> Frame:
         return Frame(FrameKind.REQUEST, number, self.durable, data)
@@ -257,20 +248,11 @@ class Requests(Connections):
     def _look_at_clock(self) -> None:
         super()._look_at_clock()
         if self.presence.on_missing == "stop" and not self._finished:
-            for name, gone in self.presence.missing_for().items():
-                if gone > self.timeouts.absent:
-                    raise AbsentError(
-                        f"{name} has been missing for {gone:,.0f} seconds, and on_missing is 'stop'. Everything is "
-                        "saved: start again when it is back, or set on_missing = 'wait'."
-                    )
+            self.presence.refuse_absence(self.timeouts.absent)
 
     def _admit(self, name: str, table: dict[str, Any], frame: Frame) -> Frame:
         if frame.number < self.number and frame.number not in self.message_log:
-            raise ProtocolError(
-                f"{name} has handled {frame.number} requests, but the log here begins at {self.message_log.start}: its "
-                "folder is older than it was when it last spoke. Was it restored from a backup? Put its newest folder "
-                "back, or start all anew in empty folders."
-            )
+            raise ProtocolError(behind(name, frame.number, self.message_log.start))
         self.checks.hello(name, table, frame.number)
         self._marks.pop(name, None)  # it may have gone back to the checkpoint before its last
         self._mark(name, frame)
@@ -294,12 +276,13 @@ class Requests(Connections):
         self._mark(connection.name, frame)
         asked = connection.asked(FrameKind.REQUEST, frame.number)
         if asked is None:
-            if frame.number < max(connection.position, self.number):
+            if frame.number < max(connection.position, self.out.first(connection.name)):
                 return  # repeated on its way
             raise ProtocolError(f"{connection.name} sent reply {frame.number}, which nobody asked for.")
-        if frame.number < self.number or connection.name in self.presence.left:
+        first = self.out.first(connection.name)
+        if frame.number < first or connection.name in self.presence.left:
             self.presence.answered(connection.name)
-        elif frame.number == self.number:
+        elif frame.number == first:
             self._take(connection.name, frame)
         else:
             self._early[connection.name, frame.number] = frame
@@ -310,7 +293,7 @@ class Requests(Connections):
     def _take(self, name: str, frame: Frame) -> None:
         """Take a reply to the oldest request that is out."""
         message = Message.from_bytes(frame.body)
-        self.checks.reply(name, message, self._out[self.number].messages[name])
+        self.checks.reply(name, message, self.out[frame.number].messages[name])
         self._replies[name] = (message, frame.body)
         self.presence.answered(name)
 
@@ -324,19 +307,6 @@ class Requests(Connections):
             except EfvflError as error:
                 if name in self.connections:
                     self._refuse(self.connections[name], "wrong", str(error))
-
-    def _answer(self, connection: Connection, frame: Frame) -> None:
-        asked = connection.asked(FrameKind.ASK, frame.number)
-        if asked is None:
-            if frame.number <= self._asked:
-                return  # repeated on its way
-            raise ProtocolError(f"{connection.name} sent answer {frame.number}, which nobody asked for.")
-        connection.waiting.remove(asked)
-        if frame.number == self._asked and connection.name in self._question:
-            self._check_answer(connection.name, frame.body)
-            self._answers[connection.name] = frame.body
-        self.presence.answered(connection.name)
-        self._next(connection)
 
     def _bye(self, connection: Connection, frame: Frame) -> None:
         self._mark(connection.name, frame)

@@ -5,7 +5,6 @@ gRPC says only that a connection failed. This asks once more without it, with th
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import ssl
@@ -13,10 +12,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from typing import Final, Literal
 
 from efvfl.errors import EfvflError, printable
-from efvfl.network.identity.certificates import SERVER, Credentials
+from efvfl.network.identity.certificates import RENEW, SERVER, Credentials, date_text, parse
+from efvfl.network.identity.fingerprints import ENOUGH, of_bytes, shown
 from efvfl.network.links.proxy import ask, proxy_of
 from efvfl.util.extras import optional
 
@@ -180,19 +181,30 @@ def await_acceptance(secure: ssl.SSLSocket, credentials: Credentials) -> None:
         raise refused(credentials, "") from error
 
 
-def refused(credentials: Credentials, reason: str) -> LineError:
-    """Say why the server does not accept our certificate, by the alert that it sent."""
-    own = f"the certificate of {credentials.name!r}"
+def refused(credentials: Credentials, reason: str, now: datetime | None = None) -> LineError:
+    """Say why the server does not accept our certificate: by its dates, and by the alert that it sent, if any.
+
+    gRPC's server sends none. But it has shown a certificate of our own authority, which is then the one that it trusts:
+    what is left is its clock.
+    """
+    name = f"the certificate of {credentials.name!r}"
     if "EXPIRED" in reason:
-        text, advice = f"the server refuses {own} as expired", "renew it, or compare the clocks of both machines."
-    elif "UNKNOWN_CA" in reason:
-        text, advice = f"the server refuses {own}, which is of another authority", "get one of the authority it trusts."
-    else:
-        text = f"the server refuses {own}" + (f" ({reason.replace('_', ' ').lower()})" if reason else "")
-        advice = (
-            "it trusts another ca.crt, the certificate has expired or is not valid yet by its clock, or it is denied."
+        text, advice = f"the server refuses {name} as expired", "renew it, or compare the clocks of both machines."
+        return LineError("refused", text, advice)
+    if "UNKNOWN_CA" in reason:
+        text = f"the server refuses {name}, which is of another authority"
+        return LineError("refused", text, "get one of the authority it trusts.")
+    now, own = now or datetime.now(UTC), parse("the certificate", credentials.certificate)
+    begin, end = own.not_valid_before_utc, own.not_valid_after_utc
+    if now > end:
+        return LineError("refused", f"{name} expired on {date_text(end)}", f"renew it: {RENEW}.")
+    if now < begin:
+        return LineError(
+            "refused", f"{name} is not valid before {date_text(begin)}", "set this machine's clock, or wait."
         )
-    return LineError("refused", text, advice)
+    shown = f" ({reason.replace('_', ' ').lower()})" if "ALERT" in reason else ""
+    span = f"it is valid from {date_text(begin)} to {date_text(end)}, and by the clock here it is {date_text(now)}"
+    return LineError("refused", f"the server refuses {name}{shown}", f"{span}. Compare the clocks of both machines.")
 
 
 def _unverified(
@@ -202,10 +214,10 @@ def _unverified(
     theirs = seen_certificate(address, timeout)
     who = f"the certificate at {address}" + (f" (of {name_of(theirs.subject)!r})" if theirs else "")
     if error.verify_code == _LATE and theirs:
-        text = f"{who} expired on {theirs.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+        text = f"{who} expired on {date_text(theirs.not_valid_after_utc)}"
         return LineError("dates", text, "the label holder must renew it; or this machine's clock is wrong.")
     if error.verify_code == _EARLY and theirs:
-        text = f"{who} is not valid before {theirs.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+        text = f"{who} is not valid before {date_text(theirs.not_valid_before_utc)}"
         return LineError("dates", text, "set the clocks of both machines, or wait until then.")
     if error.verify_code == _NAME:
         return LineError("identity", f"{who} is not the server's", "is this the address of the label holder?")
@@ -239,5 +251,4 @@ def name_of(name: x509.Name) -> str:
 
 def fingerprint(secure: ssl.SSLSocket) -> str:
     """Return the beginning of the SHA-256 of the certificate at the other end, as people compare it."""
-    text = hashlib.sha256(secure.getpeercert(binary_form=True) or b"").hexdigest()
-    return " ".join(text[i : i + 4] for i in range(0, 32, 4))
+    return shown(of_bytes(secure.getpeercert(binary_form=True) or b"")[: 2 * ENOUGH])

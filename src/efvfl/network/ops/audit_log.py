@@ -31,17 +31,18 @@ CONTENTS = {
     "cotangent": "the derivative of the loss by a party's representation of the batch's rows",
     "relay": "the other parties' reports as received, the fusion model where it is sent, which rows are left out",
     "aggregate": "the combined representation of the batch, the fusion model where it is sent, which rows are left out",
+    "late": "the answer to a report that came late, as it would have been on time, and the step to continue at",
     "sync": "what a party that was away has missed: its own surrogate as the server has it, others' where relayed",
     "ready": "nothing: learnt, and waiting",
     "hello": "name, shared settings, numbers of rows and list, digests of ids' order, memories, last request, old run",
     "welcome": "how many requests there have been",
     "refuse": "why the other side is refused, as a text",
-    "ask": "which rows to represent exactly: a split and places, or ids",
+    "ask": "which rows to represent exactly: a split and places, or ids; of which column values are moved; its worth",
     "evaluate": "nothing: report on the validation rows",
     "final": "nothing: represent validation and test rows finely, for training has ended",
     "evaluation": "the compressed change of a party's validation rows; at the end also test rows, a byte a number",
     "decide": "whether this model is kept, or the kept one used, and the learning rate",
-    "answer": "exact representations of rows, to evaluate or predict; outside the count of training bytes",
+    "answer": "exact representations of rows, to evaluate, predict or see which columns matter; no training bytes",
     "ask-size": "how many ids the label holder brings",
     "answer-size": "how many ids the party brings",
     "ask-blinded": "the label holder's ids as points that look random without its key",
@@ -52,12 +53,17 @@ CONTENTS = {
     "answer-rows": "how many of them were received, and the response to the test",
     "ask-splits": "the splits of the shared rows, in the order of the ids, and the number of the list",
     "answer-splits": "how many of them were received",
+    "ask-numbers": "the numbers of the party's rows on the label holder's list, and how many rows each split has",
+    "answer-numbers": "how many of them were received",
+    "ask-everybody": "with shared labels: who has which rows, and the labels",
+    "answer-everybody": "how many rows of it were received",
     "ask-void": "why there is no list of shared rows",
     "answer-void": "nothing",
     "stop": "a digest of what both remember: all is done",
     "bye": "the same digest, as the party has it: saved",
 }
 
+LACKING = b"\x02["  # how an answer begins that says which ids a party lacks
 _ALIGNMENT_KINDS = {bytes((kind,)): kind.name.lower() for kind in AlignmentKind}
 
 
@@ -151,7 +157,8 @@ def _kind_and_step(frame: Frame) -> tuple[str, int | None]:
         except (WireError, ValueError):
             return "unreadable", None
     kind = frame.kind.name.lower()
-    if frame.kind in (FrameKind.ASK, FrameKind.ANSWER) and frame.body[:1] in _ALIGNMENT_KINDS:
+    lacking = frame.body[:2] == LACKING and b"]\x00" in frame.body  # an answer about rows: no number is written so
+    if frame.kind in (FrameKind.ASK, FrameKind.ANSWER) and frame.body[:1] in _ALIGNMENT_KINDS and not lacking:
         return f"{kind}-{_ALIGNMENT_KINDS[frame.body[:1]]}", None
     return kind, None
 

@@ -10,83 +10,100 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from efvfl.errors import ConfigError
 from efvfl.util.extras import optional
 
-with optional("metrics", "--metrics"):
+with optional("metrics", "metrics for Prometheus"):
     from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
     from prometheus_client.registry import Collector
 
+CONTENT_TYPE = CONTENT_TYPE_LATEST
 INTERVAL = 1.0  # seconds between two states that are published
 PATIENCE = 5.0  # seconds for a client to send its request, and to take the answer
 
-GAUGES = {
-    "step": ("efvfl_step", "Steps done."),
-    "steps": ("efvfl_steps", "Steps that the run has."),
-    "epoch": ("efvfl_epoch", "Epochs done."),
-    "loss": ("efvfl_loss", "Loss of the last step on surrogates."),
-    "connected": ("efvfl_connected", "Whether this party has a link to the server."),
-}
 State = Mapping[str, Any]  # what a status line shows
+Sample = tuple[str, tuple[str, ...], float]  # a family's name, the values of its labels, and the number
+
+
+class Family(NamedTuple):
+    """One metric: what kind it is, what it means, and by what it is told apart."""
+
+    kind: Any
+    about: str
+    labels: tuple[str, ...] = ()
+
+
+FAMILIES = {
+    "efvfl_running": Family(GaugeMetricFamily, "Whether the process is at work, as its files show."),
+    "efvfl_step": Family(GaugeMetricFamily, "Steps done."),
+    "efvfl_steps": Family(GaugeMetricFamily, "Steps that the run has."),
+    "efvfl_epoch": Family(GaugeMetricFamily, "Epochs done."),
+    "efvfl_loss": Family(GaugeMetricFamily, "Loss of the last step on surrogates."),
+    "efvfl_connected": Family(GaugeMetricFamily, "Whether this party has a link to the server."),
+    "efvfl_bytes": Family(CounterMetricFamily, "Bytes of frames since this process has started.", ("direction",)),
+    "efvfl_seconds": Family(
+        CounterMetricFamily, "Seconds since this process has started, by what they were spent on.", ("kind",)
+    ),
+    "efvfl_missing_seconds": Family(
+        GaugeMetricFamily, "For how long a party has been missing; 0: it is here.", ("party",)
+    ),
+    "efvfl_score": Family(GaugeMetricFamily, "Of held-out rows at the last evaluation.", ("split", "metric")),
+    "efvfl_updated_timestamp_seconds": Family(GaugeMetricFamily, "When these were noted."),
+}
+_PLAIN = ("running", "step", "steps", "epoch", "loss", "connected")  # numbers, or None where there is none yet
 
 
 class StateCollector(Collector):
-    """The metrics of a state that a process has published."""
+    """The metrics of states that processes have published."""
 
-    def __init__(self, state: Callable[[], State]) -> None:
-        """Collect what `state` returns, whenever somebody asks."""
-        self.state = state
+    def __init__(self, states: Callable[[], Mapping[str, State]]) -> None:
+        """Collect what `states` returns by run, whenever somebody asks; a single run may have the name ""."""
+        self.states = states
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics that the state knows."""
-        state = self.state()
-        for key, (name, about) in GAUGES.items():
-            if state.get(key) is not None:
-                yield GaugeMetricFamily(name, about, value=float(state[key]))
-        if "bytes_out" in state:
-            counts = {direction: state[f"bytes_{direction}"] for direction in ("out", "in")}
-            yield _labelled(CounterMetricFamily("efvfl_bytes", _BYTES, labels=["direction"]), counts)
-        if "compute" in state:
-            kinds = {kind: state[kind] for kind in ("compute", "codec", "waiting")}
-            yield _labelled(CounterMetricFamily("efvfl_seconds", _SECONDS, labels=["kind"]), kinds)
-        if "missing" in state:
-            known = dict.fromkeys(state.get("parties", ()), 0.0) | state["missing"]
-            yield _labelled(GaugeMetricFamily("efvfl_missing_seconds", _MISSING, labels=["party"]), known)
-        scores = GaugeMetricFamily("efvfl_score", _SCORE, labels=["split", "metric"])
-        for split, values in state.get("scores", {}).items():
-            for metric, value in values.items():
-                scores.add_metric([split, metric], value)
-        if scores.samples:
-            yield scores
-        if "updated" in state:
-            yield GaugeMetricFamily("efvfl_updated_timestamp_seconds", "When these were noted.", value=state["updated"])
+        """Yield the metrics that the states know."""
+        states = self.states()
+        run = ("run",) if any(states) else ()
+        families = {name: of.kind(name, of.about, labels=[*run, *of.labels]) for name, of in FAMILIES.items()}
+        for name, state in states.items():
+            for family, labels, value in _samples(state):
+                families[family].add_metric([name, *labels] if run else labels, value)
+        yield from (family for family in families.values() if family.samples)
 
 
-_BYTES = "Bytes of frames since this process has started."
-_SECONDS = "Seconds since this process has started, by what they were spent on."
-_MISSING = "For how long a party has been missing; 0: it is here."
-_SCORE = "Of held-out rows at the last evaluation."
+def _samples(state: State) -> Iterator[Sample]:
+    """Yield what a state tells."""
+    for key in _PLAIN:
+        if state.get(key) is not None:
+            yield f"efvfl_{key}", (), float(state[key])
+    for direction in ("out", "in"):
+        if f"bytes_{direction}" in state:
+            yield "efvfl_bytes", (direction,), state[f"bytes_{direction}"]
+    for kind in ("compute", "codec", "waiting"):
+        if kind in state:
+            yield "efvfl_seconds", (kind,), state[kind]
+    if "missing" in state:
+        for party, seconds in (dict.fromkeys(state.get("parties", ()), 0.0) | state["missing"]).items():
+            yield "efvfl_missing_seconds", (party,), seconds
+    for split, scores in state.get("scores", {}).items():
+        for metric, value in scores.items():
+            yield "efvfl_score", (split, metric), value
+    if "updated" in state:
+        yield "efvfl_updated_timestamp_seconds", (), state["updated"]
 
 
-def _labelled(family: Any, values: Mapping[str, float]) -> Metric:
-    for label, value in values.items():
-        family.add_metric([label], value)
-    found: Metric = family
-    return found
+def render(states: Mapping[str, State]) -> bytes:
+    """Return the text of states, such as status lines take, by run; a single one may have the name "".
 
-
-def render(state: State) -> bytes:
-    """Return the text of a state, such as a status line takes.
-
-    >>> print(render({"step": 3, "missing": {"bank": 2.5}}).decode().splitlines()[-1])
+    >>> print(render({"": {"step": 3, "missing": {"bank": 2.5}}}).decode().splitlines()[-1])
     efvfl_missing_seconds{party="bank"} 2.5
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(StateCollector(lambda: state))
+    registry.register(StateCollector(lambda: states))
     return generate_latest(registry)
 
 
@@ -129,7 +146,7 @@ class MetricsEndpoint:
         self.registry = CollectorRegistry(auto_describe=False)
         self._published: State = {}
         self._last = 0.0
-        self.registry.register(StateCollector(lambda: self._published))
+        self.registry.register(StateCollector(lambda: {"": self._published}))
         host, _, port = address.rpartition(":")
         try:
             self._server = HTTPServer((host.strip("[]") or "127.0.0.1", int(port)), _handler(self.registry))
@@ -180,7 +197,7 @@ def _handler(registry: CollectorRegistry) -> type[BaseHTTPRequestHandler]:
             known = self.path == "/metrics"
             body = generate_latest(registry) if known else b"expected GET /metrics\n"
             self.send_response(200 if known else 404)
-            self.send_header("Content-Type", CONTENT_TYPE_LATEST if known else "text/plain; charset=utf-8")
+            self.send_header("Content-Type", CONTENT_TYPE if known else "text/plain; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

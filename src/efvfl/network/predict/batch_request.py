@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from efvfl.network.predict.prediction import Declined, Prediction, RowStatus
+from efvfl.network.predict.prediction import Declined, Prediction
 
 GUESSES = 256  # ids that may not exist, of one request, that parties are asked for at first; doubled every time
 
@@ -22,7 +22,7 @@ class BatchRequest:
     not_asked: set[str] = field(default_factory=set)  # left out, because too many others do not exist
 
     def wanted(self, gone: Collection[str]) -> list[str]:
-        """Return the ids that may be predicted, once each; `gone` are those that some party does not hold."""
+        """Return the ids that may be predicted, once each; `gone` are those that are lacking where it matters."""
         return [i for i in dict.fromkeys(self.ids) if i not in gone and i not in self.not_asked]
 
     def take_guesses(self, unsure: list[str], asked_in_vain: Collection[str]) -> list[str]:
@@ -38,14 +38,6 @@ class BatchRequest:
         part = unsure[:room]
         self.guesses *= 2 if part else 1
         return part
-
-    def statuses(self, unknown: dict[str, set[str]]) -> list[RowStatus]:
-        """Return what became of every row; `unknown` are the ids that each party lacks."""
-        found = []
-        for i in self.ids:
-            names = tuple(name for name, ids in unknown.items() if i in ids)
-            found.append(RowStatus("unknown" if names else "not asked" if i in self.not_asked else "ok", names))
-        return found
 
     def decline(self, error: Declined) -> None:
         """End without a prediction, unless it has ended."""

@@ -4,8 +4,7 @@ Cached rows need no party and are predicted in the thread that asks. Other reque
 have gathered there while the parties were busy become one question.
 
 A row counts towards a party's limit also if the party does not hold it. So ids that may not exist are asked for first,
-few at a time, and once one does not, no more than were paid for in advance. An answer that lacks one has no rows,
-though all that were asked for have counted: those that the party holds are remembered, and asked for after unsure ones.
+few at a time, and once one does not, no more than were paid for in advance. What a party holds is remembered.
 """
 
 from __future__ import annotations
@@ -16,22 +15,23 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from efvfl.core.fusion import predict_alone
-from efvfl.errors import Interrupted
+from efvfl.errors import ConfigError, Interrupted
 from efvfl.network.links.frame import Frame, FrameKind
 from efvfl.network.predict.batch_request import GUESSES, BatchRequest, decline_all
 from efvfl.network.predict.cache import IdMemory, MeanRepresentations, RepresentationCache, Rows
-from efvfl.network.predict.prediction import Declined, Prediction, RowStatus, prediction_columns
+from efvfl.network.predict.known_rows import KnownRows
+from efvfl.network.predict.prediction import Declined, Prediction, prediction_columns
 from efvfl.network.predict.prefetch import Prefetch, Span, first_part
-from efvfl.network.training.questions import CHUNK, lacking, question, read_answer
+from efvfl.network.training.panel import PartyPanel, RowOutcome
+from efvfl.network.training.questions import CHUNK, question, read_held
 from efvfl.network.training.server_process import ServerProcess
 
 log = logging.getLogger("efvfl")
@@ -39,9 +39,6 @@ log = logging.getLogger("efvfl")
 QUEUE_SIZE = 64  # requests that may wait for parties
 HELD = 1_000_000  # ids of each party that it is known to hold
 REST = 60  # seconds in which a party that refused is not asked
-
-Representations: TypeAlias = dict[str, dict[str, Rows]]  # by party and id, one row each
-Unknown: TypeAlias = dict[str, set[str]]  # by party: ids that it does not hold
 
 
 @dataclass(frozen=True)
@@ -52,9 +49,11 @@ class ServiceSettings:
     source: Literal["cached", "live"] = "cached"
     cache_rows: int = 1_000_000  # capacity for every party
     warm: bool = False  # fetch all rows of the splits at the start
-    fallback: Literal["mean", ""] = ""  # what replaces a missing party's representation
+    fallback: Literal["mean", ""] = ""  # what replaces a missing party's representation, if all are needed
     quota: int = 100_000  # ids a minute, of one client; 0: no limit
-    unknown: int = 1_000  # ids an hour that some party does not hold, of one client; 0: no limit
+    unknown: int = 1_000  # ids an hour that are asked for in vain, of one client; 0: no limit
+    wait: float | None = None  # seconds for a missing party, if not all are needed; None: the usual time
+    required: tuple[str, ...] = ()  # parties without which a row is not predicted
 
 
 class PredictionBatcher:
@@ -66,6 +65,12 @@ class PredictionBatcher:
         self.settings = settings
         self.requests = process.requests
         self.requests.presence.on_missing = "wait"  # a service outlives the absence of a party
+        self.panel = PartyPanel.convene(process.plan, self.requests.presence, settings.required, settings.wait)
+        if self.panel.any_subset and settings.fallback:
+            raise ConfigError(
+                "this model was trained for subsets of parties and predicts with those that are here: leave --fallback "
+                "out."
+            )
         self.widths = dict(zip(process.data.names, process.plan.widths, strict=True))
         self.caches = {name: RepresentationCache(settings.cache_rows, width) for name, width in self.widths.items()}
         self.fusion = process.server.fusion.eval()  # nothing is trained here
@@ -87,13 +92,14 @@ class PredictionBatcher:
 
     def predict_cached(self, ids: list[str]) -> Prediction | None:
         """Return a prediction from cached rows; None if some are not cached."""
-        parts = []
-        for cache in self.caches.values():
-            known, rows = cache.get(ids)
-            if len(known) < len(ids):
+        known = KnownRows(self.panel, self.widths)
+        for name, cache in self.caches.items():
+            held, rows = cache.get(ids)
+            if len(held) < len(ids):
                 return None
-            parts.append(rows)
-        return self._predict(ids, [RowStatus()] * len(ids), parts, [[] for _ in ids])
+            known.found[name] = dict(zip(ids, rows, strict=True))
+        outcome = self.panel.outcome(self.widths, ())
+        return self._predict(ids, [outcome] * len(ids), known) if outcome.ok else None
 
     def submit(self, ids: list[str]) -> Future[Prediction]:
         """Return a future of the prediction of rows; it raises Declined if there is none."""
@@ -110,11 +116,17 @@ class PredictionBatcher:
 
     def guesses(self, ids: list[str]) -> int:
         """Return how many of these ids may not exist and are asked for at first, as far as the service knows."""
-        guesses = list({i for i in ids if i not in self._trained})
-        known = (
-            self._held[name].among(guesses, None).union(cache.get(guesses)[0]) for name, cache in self.caches.items()
-        )
-        return min(len(guesses) - min(map(len, known)), GUESSES)
+        guesses = {i for i in ids if i not in self._trained}
+        known = [
+            self._held[name].among(guesses, None).union(c.get(list(guesses))[0]) for name, c in self.caches.items()
+        ]
+        return min(sum(self._unsure(i, known) for i in guesses), GUESSES)
+
+    def _unsure(self, i: str, known: Sequence[set[str]]) -> bool:
+        """Whether a row may not exist where it is needed; `known` are the ids that each party is known to hold."""
+        if not self.panel.any_subset:
+            return any(i not in has for has in known)
+        return not (self._own is not None and i in self._own) and all(i not in has for has in known)
 
     def health(self) -> dict[str, Any]:
         """Return which parties are connected, how many rows are cached, and whether warming up is complete."""
@@ -190,115 +202,121 @@ class PredictionBatcher:
 
     def _askable(self, name: str) -> bool:
         """Whether there is a point in asking a party, or in waiting for it."""
-        return not self._replaceable(name) and not self._refuses(name)
+        return not self._replaceable(name) and not self._refuses(name) and not self.requests.presence.gone([name])
+
+    def _gone(self, known: KnownRows) -> set[str]:
+        return known.gone([name for name in self.widths if self._askable(name)])
 
     def _answer(self, batch: list[BatchRequest]) -> None:
         ids = list(dict.fromkeys(i for request in batch for i in request.ids))
-        unknown: Unknown = {}
+        known = KnownRows(self.panel, self.widths)
         for name, remembered in self._unknown.items():
-            unknown[name] = remembered.among(ids, self.requests.connections.get(name))
+            known.lacking[name] = remembered.among(ids, self.requests.connections.get(name))
             if self._own is not None and name in self.process.local:
-                unknown[name] |= set(ids) - self._own
-        found: Representations = {}
+                known.lacking[name] |= set(ids) - self._own
         for name, cache in self.caches.items():
-            known, rows = cache.get(ids)
-            found[name] = dict(zip(known, rows, strict=True))
+            held, rows = cache.get(ids)
+            known.found[name] = dict(zip(held, rows, strict=True))
 
         def done() -> bool:
             for request in batch:
-                if time.monotonic() > request.deadline or self._hopeless(request, found, unknown):
-                    self._resolve(request, found, unknown)
+                if time.monotonic() > request.deadline or self._hopeless(request, known):
+                    self._resolve(request, known)
             return all(request.future.done() for request in batch)
 
-        while not done() and (asked := self._to_ask(batch, found, unknown)):
-            self._fetch(asked, found, unknown, done)
+        while not done() and (asked := self._to_ask(batch, known)):
+            self._fetch(asked, known, done)
         for request in batch:
-            self._resolve(request, found, unknown)
+            self._resolve(request, known)
 
-    def _hopeless(self, request: BatchRequest, found: Representations, unknown: Unknown) -> bool:
-        """Whether a party refuses to answer without which there is no prediction."""
+    def _hopeless(self, request: BatchRequest, known: KnownRows) -> bool:
+        """Whether a party refuses to answer without which there is no prediction at all."""
+        if self.panel.any_subset:
+            return False
         needed = (name for name in self.widths if self._refuses(name) and not self._replaceable(name))
-        wanted = request.wanted(set().union(*unknown.values()))
-        return any(i not in found[name] for name in needed for i in wanted)
+        wanted = request.wanted(self._gone(known))
+        return any(i not in known.found[name] for name in needed for i in wanted)
 
-    def _to_ask(self, batch: list[BatchRequest], found: Representations, unknown: Unknown) -> dict[str, list[str]]:
+    def _to_ask(self, batch: list[BatchRequest], known: KnownRows) -> dict[str, list[str]]:
         """Return the ids to ask every party for: those that may not exist come before all others."""
-        held = {name: rows for name, rows in found.items() if self._askable(name)}
-        gone = set().union(*unknown.values())
-        in_vain = set().union(*(ids for name, ids in unknown.items() if name not in self.process.local))
+        held = {name: rows for name, rows in known.found.items() if self._askable(name)}
+        gone = self._gone(known)
+        in_vain = gone & known.in_vain(self.process.local)
         live = [request for request in batch if not request.future.done()]
         guesses: list[str] = []
         wanted = {i for request in live for i in request.wanted(gone)}
-        known = {
-            name: self._held[name].among(wanted, self.requests.connections.get(name)).union(rows)
+        sure = [
+            self._held[name].among(wanted, self.requests.connections.get(name)).union(rows)
             for name, rows in held.items()
-        }
+        ]
         for request in live:
             may_not_exist = (i for i in request.wanted(gone) if i not in self._trained)
-            unsure = [i for i in may_not_exist if any(i not in has for has in known.values())]
-            guesses += request.take_guesses(unsure, in_vain)
+            guesses += request.take_guesses([i for i in may_not_exist if self._unsure(i, sure)], in_vain)
         ids = list(dict.fromkeys(guesses or (i for request in live for i in request.wanted(gone))))
-        asked = {name: first_part([i for i in ids if i not in rows]) for name, rows in held.items()}
+        asked = {
+            name: first_part([i for i in ids if i not in rows and i not in known.lacking[name]])
+            for name, rows in held.items()
+        }
         return {name: part for name, part in asked.items() if part}
 
-    def _fetch(
-        self, asked: dict[str, list[str]], found: Representations, unknown: Unknown, done: Callable[[], bool]
-    ) -> None:
+    def _fetch(self, asked: dict[str, list[str]], known: KnownRows, done: Callable[[], bool]) -> None:
         """Ask for rows by id, until all have answered or it is too late; rows are cached."""
         answered: set[str] = set()
 
         def check(name: str, answer: bytes) -> None:
-            ids, lacks = asked[name], set[str]()
-            if places := lacking(name, answer, len(ids)):
-                lacks = {ids[place] for place in places}
-                unknown[name] |= lacks
-                self._unknown[name].add(lacks)
-            else:
-                rows = read_answer(name, answer, len(ids), self.widths[name]).numpy()
-                found[name] |= dict(zip(ids, rows, strict=True))
-                if self.settings.source == "cached":
-                    self.caches[name].put(ids, rows)
-            self._held[name].add(i for i in ids if i not in lacks and i not in self._trained)
+            places, rows = read_held(name, answer, len(asked[name]), self.widths[name])
+            lacks = {asked[name][place] for place in places}
+            held, found = [i for i in asked[name] if i not in lacks], rows.numpy()
+            known.lacking[name] |= lacks
+            self._unknown[name].add(lacks)
+            known.found[name] |= dict(zip(held, found, strict=True))
+            if self.settings.source == "cached":
+                self.caches[name].put(held, found)
+            self._held[name].add(i for i in held if i not in self._trained)
             answered.add(name)
 
         questions = {name: question({"ids": ids}) for name, ids in asked.items()}
         self.requests.ask(questions, check, lambda: done() or all(n in answered or not self._askable(n) for n in asked))
 
-    def _resolve(self, request: BatchRequest, found: Representations, unknown: Unknown) -> None:
+    def _resolve(self, request: BatchRequest, known: KnownRows) -> None:
         """Complete a request with a prediction, or with the reason why there is none."""
         if request.future.done():
             return
-        statuses = request.statuses(unknown)
-        wanted = [i for i, status in zip(request.ids, statuses, strict=True) if status.word == "ok"]
-        absent = [name for name, rows in found.items() if any(i not in rows for i in wanted)]
-        missing = [name for name in absent if name not in self._fallbacks()]
-        if not missing and any(all(i not in rows for rows in found.values()) for i in wanted):
-            missing = absent  # a row that no party holds is not predicted from means alone
-        if not wanted:
-            unheld = [i for i in dict.fromkeys(request.ids) if any(i in ids for ids in unknown.values())]
-            names = [name for name, ids in unknown.items() if ids.intersection(unheld)]
-            text = f"{len(unheld):,} ids are not held by {', '.join(names)}: all parties must hold a row."
-            request.decline(Declined(404, text, unknown=unheld))
-        elif refusing := [name for name in missing if self._refuses(name)]:
+        gone, means = self._gone(known), self._fallbacks()
+        outcomes = [
+            RowOutcome("not asked") if i in request.not_asked and i not in gone else known.outcome(i, means)
+            for i in request.ids
+        ]
+        words = {outcome.word for outcome in outcomes}
+        if "away" in words and (not self.panel.any_subset or not words & {"ok", "untrained"}):
+            request.decline(self._away({name for outcome in outcomes for name in outcome.away}))
+        elif not words & {"ok", "untrained"}:
+            unheld = {i: outcome.lacking for i, outcome in zip(request.ids, outcomes, strict=True) if outcome.lacking}
+            names = [name for name in self.widths if any(name in lacking for lacking in unheld.values())]
+            text = f"{len(unheld):,} ids are not held by {', '.join(names)}: no row can be predicted."
+            request.decline(Declined(404, text, unknown=list(unheld)))
+        else:
+            request.future.set_result(self._predict(request.ids, outcomes, known))
+
+    def _away(self, names: set[str]) -> Declined:
+        """Return why nothing can be predicted without these."""
+        missing = [name for name in self.widths if name in names]
+        if refusing := [name for name in missing if self._refuses(name)]:
             text = (
                 f"{', '.join(refusing)} refused to answer: a limit of its own may be reached. Its operator knows why."
             )
-            request.decline(Declined(503, text, retry=REST, missing=missing))
-        elif missing:
-            text = f"{', '.join(missing)} did not answer in time. Try again when all parties are here."
-            request.decline(Declined(503, text, missing=missing))
-        else:
-            means = self._fallbacks()
-            parts = [np.stack([rows[i] if i in rows else means[name] for i in wanted]) for name, rows in found.items()]
-            fallback = [[name for name in absent if i not in found[name]] for i in wanted]
-            request.future.set_result(self._predict(request.ids, statuses, parts, fallback))
+            return Declined(503, text, retry=REST, missing=missing)
+        text = f"{', '.join(missing)} did not answer in time. Try again when all parties are here."
+        return Declined(503, text, missing=missing)
 
-    def _predict(
-        self, ids: list[str], statuses: list[RowStatus], parts: list[Rows], fallback: list[list[str]]
-    ) -> Prediction:
-        output = predict_alone(self.fusion, [torch.from_numpy(part) for part in parts])
+    def _predict(self, ids: list[str], outcomes: list[RowOutcome], known: KnownRows) -> Prediction:
+        rows = [(i, outcome) for i, outcome in zip(ids, outcomes, strict=True) if outcome.ok]
+        if not rows:
+            return Prediction(ids, outcomes, {})
+        parts = [torch.from_numpy(part) for part in known.parts(rows, self._fallbacks())]
+        output = predict_alone(self.fusion, parts, self.panel.mask([outcome for _, outcome in rows]))
         columns = prediction_columns(output, self.process.plan.loss.name, self.process.data.class_names)
-        return Prediction(ids, statuses, columns, fallback)
+        return Prediction(ids, outcomes, columns)
 
     def _to_prefetch(self) -> dict[str, Span]:
         return self.prefetch.next([name for name in self.widths if self._connected(name) and not self._refuses(name)])

@@ -11,16 +11,15 @@ import contextlib
 import json
 import logging
 import socket
-import ssl
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from efvfl.network.identity.certificates import peer_name
 from efvfl.network.identity.fingerprints import of_bytes
 from efvfl.network.ops.session import handle_signals
 from efvfl.network.predict.places import Place, PlaceLimits, Places
+from efvfl.network.predict.renewed_tls import RenewedTls
 from efvfl.util.extras import optional
 
 with optional("service", "serve-predictions"):
@@ -36,22 +35,10 @@ HEADERS = [("cache-control", "no-store"), ("x-content-type-options", "nosniff")]
 TLS_HEADERS = [("strict-transport-security", "max-age=31536000")]
 
 
-def tls_context(certificate: Path, key: Path, clients_ca: Path | None = None) -> ssl.SSLContext:
-    """Return TLS 1.3 with this certificate; with an authority, clients may show certificates of it."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # An empty password: a key that needs one is an error, and must not prompt at a terminal nobody watches.
-    context.load_cert_chain(certificate, key, password="")
-    if clients_ca:
-        context.load_verify_locations(clients_ca)
-        context.verify_mode = ssl.CERT_OPTIONAL  # /health needs none
-    return context
-
-
 class HttpServer(uvicorn.Server):
     """uvicorn, but for the way in which connections begin and end."""
 
-    def __init__(self, app: Any, tls: ssl.SSLContext | None, seconds: float, limits: PlaceLimits) -> None:
+    def __init__(self, app: Any, tls: RenewedTls | None, seconds: float, limits: PlaceLimits) -> None:
         """Serve an app; a request gets so many seconds for its body, and as many for its answer."""
         super().__init__(
             uvicorn.Config(
@@ -123,7 +110,7 @@ class HttpServer(uvicorn.Server):
         tls: dict[str, Any] = {}
         if self.tls:
             limits = {"ssl_handshake_timeout": self.limits.handshake, "ssl_shutdown_timeout": self.limits.closing}
-            tls = {"ssl": self.tls, **limits}
+            tls = {"ssl": self.tls.current(), **limits}
         try:
             transport, protocol = await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: _Protocol(self, place), connection, **tls

@@ -6,12 +6,13 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from efvfl.core.local_model import one_by_one
 from efvfl.errors import EfvflError
+from efvfl.network.training.panel import RowOutcome
 
 
 class Declined(EfvflError):
@@ -26,41 +27,35 @@ class Declined(EfvflError):
 
 
 @dataclass(frozen=True)
-class RowStatus:
-    """What became of one row of a request."""
-
-    word: Literal["ok", "unknown", "not asked"] = "ok"
-    parties: tuple[str, ...] = ()  # that do not hold the row
-
-    def table(self) -> dict[str, Any]:
-        """Return the fields of the row in a response."""
-        return {"status": self.word} | ({"parties": list(self.parties)} if self.parties else {})
-
-
-@dataclass(frozen=True)
 class Prediction:
     """The predictions of some rows."""
 
     ids: list[str]
-    statuses: list[RowStatus]  # of every row
+    outcomes: list[RowOutcome]  # of every row
     columns: dict[str, list[Any]]  # for the rows that are ok, in order
-    fallback: list[list[str]]  # for these rows, the parties whose mean was used
 
     @property
     def unknown(self) -> int:
-        """The number of different ids that some party does not hold."""
-        return len({i for i, status in zip(self.ids, self.statuses, strict=True) if status.word == "unknown"})
+        """The number of different ids that were asked for in vain."""
+        return len({i for i, outcome in zip(self.ids, self.outcomes, strict=True) if outcome.word == "unknown"})
 
     def to_json(self) -> bytes:
         """Return the body of a response."""
-        rows = [{"id": i, **status.table()} for i, status in zip(self.ids, self.statuses, strict=True)]
+        rows = [_row(i, outcome) for i, outcome in zip(self.ids, self.outcomes, strict=True)]
         predicted = [row for row in rows if row["status"] == "ok"]
         for name, values in self.columns.items():
             for row, value in zip(predicted, values, strict=True):
                 row[name] = value
-        for row, names in zip(predicted, self.fallback, strict=True):
-            row |= {"fallback": names} if names else {}
         return json.dumps({"predictions": rows}, allow_nan=False).encode()
+
+
+def _row(name: str, outcome: RowOutcome) -> dict[str, Any]:
+    """Return what a response says of a row beside its prediction."""
+    row: dict[str, Any] = {"id": name, "status": outcome.word}
+    for key in ("parties", "lacking", "away", "fallback"):
+        if names := getattr(outcome, key):
+            row[key] = list(names)
+    return row
 
 
 def prediction_columns(output: Tensor, loss: str, names: Sequence[str] = ()) -> dict[str, list[Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from efvfl.errors import DataError
 from efvfl.network.predict.cache import MeanRepresentations, RepresentationCache, Rows
-from efvfl.network.training.questions import CHUNK, MAX_QUESTION, question, read_answer
+from efvfl.network.training.questions import CHUNK, MAX_QUESTION, question, read_held
 
 log = logging.getLogger("efvfl")
 
@@ -48,6 +48,7 @@ class Prefetch:
         self.mean_of = mean_of
         self._spans = {name: deque(self._spans_of(name)) for name in caches}
         self._sums = {name: np.zeros(cache.width) for name, cache in caches.items()}
+        self._counts = dict.fromkeys(caches, 0)  # of rows in the sums
 
     @property
     def done(self) -> bool:
@@ -67,12 +68,12 @@ class Prefetch:
         """Take a party's answer; where it refuses rows of a split, the service goes on without them."""
         split, start, stop = span
         try:
-            rows = read_answer(name, answer, stop - start, self.caches[name].width).numpy()
+            lacking, rows = read_held(name, answer, stop - start, self.caches[name].width)
         except DataError as error:
             log.warning("%s gives no %s rows in advance: %r", name, split, str(error))
             self._spans[name] = deque(span for span in self._spans[name] if span[0] != split)
             return
-        self._add(name, span, rows)
+        self._add(name, span, set(lacking), rows.numpy())
         self._spans[name].popleft()
 
     def _spans_of(self, name: str) -> Iterator[Span]:
@@ -87,12 +88,13 @@ class Prefetch:
     def _lacks_mean(self, name: str) -> bool:
         return name in self.mean_of and name not in self.means.by_party
 
-    def _add(self, name: str, span: Span, rows: Rows) -> None:
+    def _add(self, name: str, span: Span, lacking: Collection[int], rows: Rows) -> None:
         split, start, stop = span
         ids: list[str] = self.ids[split]
         if self.warm:
-            self.caches[name].put(ids[start:stop], rows)
+            self.caches[name].put([ids[n] for n in range(start, stop) if n - start not in lacking], rows)
         if split == "train":
             self._sums[name] += rows.sum(axis=0, dtype=np.float64)
-            if stop == len(ids) and self._lacks_mean(name):
-                self.means.add(name, (self._sums[name] / len(ids)).astype(np.float32))
+            self._counts[name] += len(rows)
+            if stop == len(ids) and self._lacks_mean(name) and self._counts[name]:
+                self.means.add(name, (self._sums[name] / self._counts[name]).astype(np.float32))

@@ -7,7 +7,6 @@ import math
 import os
 import secrets
 import socket
-import ssl
 import stat
 import threading
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from efvfl.network.links.grpc import refuse_plaintext_beyond_loopback
 from efvfl.network.ops.status import StatusLine
 from efvfl.network.predict.batcher import PredictionBatcher, ServiceSettings
 from efvfl.network.predict.places import PlaceLimits
+from efvfl.network.predict.renewed_tls import RenewedTls
 from efvfl.network.predict.request_log import RequestLog
 from efvfl.network.training.server_process import ServerProcess
 
@@ -54,7 +54,7 @@ class Endpoint:
     """An open port of a service, and who may use it."""
 
     access: AccessControl
-    tls: ssl.SSLContext | None
+    tls: RenewedTls | None
     listening: socket.socket
     settings: ServiceSettings
 
@@ -73,7 +73,7 @@ def prepare(options: ServiceOptions, folder: Path, stack: ExitStack) -> Endpoint
         path = options.token_file or folder / "token"
         access = AccessControl(read_token(path), frozenset(), certificate, key)
         log.info("clients send the token in %s", path)
-    tls = _tls_context(access)
+    tls = RenewedTls(certificate, key, access.ca) if certificate and key else None
     listening = _listen(options.listen)
     stack.callback(listening.close)
     return Endpoint(access, tls, listening, options.settings)
@@ -105,23 +105,6 @@ def _key_pair(options: ServiceOptions) -> tuple[Path | None, Path | None]:
     if options.tls_cert is None:
         return options.certs / f"{certificates.SERVER}.crt", options.certs / f"{certificates.SERVER}.key"
     return options.tls_cert, options.tls_key
-
-
-def _tls_context(access: AccessControl) -> ssl.SSLContext | None:
-    """Return the TLS settings of the service; None without TLS."""
-    from efvfl.network.predict.http_server import tls_context
-
-    if access.certificate is None or access.key is None:
-        return None
-    try:
-        certificates.read(access.key, secret=True)
-        return tls_context(access.certificate, access.key, access.ca)
-    except ConfigError:
-        raise
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"cannot use {access.certificate} with {access.key}: {error}. Expected PEM files without a password."
-        ) from error
 
 
 def read_token(path: Path) -> str:

@@ -19,7 +19,8 @@ from efvfl.core.local_model import CHUNK, LocalModel
 from efvfl.core.losses import LOSSES, Loss
 from efvfl.core.party import Party
 from efvfl.core.plan import Plan
-from efvfl.core.presence import everybody
+from efvfl.core.presence import RowPresence, of_training
+from efvfl.core.row_protection import RowClip
 from efvfl.core.server import Server
 from efvfl.errors import ConfigError
 from efvfl.network.training.participant_data import ParticipantData
@@ -33,19 +34,19 @@ from efvfl.runs.build import (
     make_optimizer,
     memory_folder,
     model_config,
+    party_training,
     private_seed,
     watching,
 )
-from efvfl.training.federate import check_batches, model_width
+from efvfl.training.federate import check_batches, check_presence, model_width
 from efvfl.util.rng import derive
 
 
 def make_plan(config: RunConfig, data: ParticipantData, home: Path | None = None) -> Plan:
     """Return what all participants know, as this one's file says it; `home` is the participant's folder."""
     widths = [model_config(config, name).width for name in data.names]
-    rules.check(replace(config.choices, widths=tuple(widths)))
-    samples, later = len(data.ids["train"]), [split for split in ("validation", "test") if split in data.ids]
-    return Plan(
+    samples, later = data.rows("train"), [split for split in ("validation", "test") if split in data.ids]
+    plan = Plan(
         names=data.names,
         widths=widths,
         dtype=torch.float32,
@@ -56,22 +57,38 @@ def make_plan(config: RunConfig, data: ParticipantData, home: Path | None = None
         optimizer=make_optimizer(config.optimizer),
         label_holder=config.label_holder,
         stale=config.network.on_missing == "stale",
-        held_out={split: len(data.ids[split]) for split in later} if watching(config).by_messages else {},
-        presence=everybody(data.names, samples) if config.agreement.subsets == "sampled" else None,
+        held_out={split: data.rows(split) for split in later} if watching(config).by_messages else {},
+        presence=_presence(config, data, samples),
+        held_out_presence={split: known for split, known in data.presence.items() if known.missing},
         mapped=memory_folder(config, home),
     )
+    missing = plan.presence is not None and plan.presence.missing
+    choices = config.choices.with_memories(plan.method)
+    rules.check(replace(choices, widths=tuple(widths), missing=missing, sampled=plan.samples_subsets))
+    return plan
+
+
+def _presence(config: RunConfig, data: ParticipantData, samples: int) -> RowPresence | None:
+    """Return who has which training rows, as far as it is known here; None: all have all."""
+    always = config.agreement.subsets == "sampled" or config.fusion.shows_presence
+    own = data.presence.get("train")
+    if own is None or len(own.masks) == len(data.names):
+        return of_training(data.presence, data.names, samples, always)
+    own.check_parties()  # with private labels a party knows of itself alone, and that is enough
+    return own
 
 
 def _loss(config: RunConfig, data: ParticipantData) -> Loss:
     """Return the loss; without labels it is not computed here, and a file may leave it to the labels."""
     if data.labels:
-        return make_loss(config, config.loss or data.loss, data.targets("train"), data.classes)
+        loss = make_loss(config, config.loss or data.loss, data.targets("train"), data.classes)
+        return data.release.loss(loss) if data.release else loss
     return losses.lookup(config.loss) if config.loss else LOSSES["cross_entropy"]
 
 
 def _fusion(config: RunConfig, plan: Plan, data: ParticipantData) -> Fusion:
     head = head_model(config, plan.widths, data.classes, plan.loss.name)
-    return Fusion(head, config.fusion.combine, plan.widths if plan.presence else None)
+    return Fusion(head, config.fusion.combine, plan.widths if plan.presence else None, config.fusion.shows_presence)
 
 
 def build_server(config: RunConfig, plan: Plan, data: ParticipantData) -> Server:
@@ -83,8 +100,12 @@ def build_server(config: RunConfig, plan: Plan, data: ParticipantData) -> Server
         widths = dict(zip(plan.names, plan.widths, strict=True))
         data.start.say([data.start.give_head(fusion.head, fusion.kind, widths), *data.start.came_and_went(plan.names)])
     check_batches(plan.batches, [fusion])
+    check_presence(plan, {})
     held_out = {split: data.targets(split) for split in plan.held_out}
-    return make_server(plan, fusion, targets, derive(private_seed(config), "server"), config.protect, held_out)
+    protect, seed = config.protect.for_epochs(config.epochs), derive(private_seed(config), "server")
+    server = make_server(plan, fusion, targets, seed, protect, held_out)
+    server.release = data.release
+    return server
 
 
 def _build_model(config: RunConfig, plan: Plan, data: ParticipantData, name: str) -> nn.Module:
@@ -99,6 +120,7 @@ def _build_model(config: RunConfig, plan: Plan, data: ParticipantData, name: str
             f"the model of {name!r} gives {width[0]} x {width[1]}, but its width is declared as {declared}."
         )
     check_batches(plan.batches, [model])
+    check_presence(plan, {name: model})
     if data.start:
         data.start.say([data.start.give_model(name, model, data.encoder)])
     return model
@@ -106,18 +128,23 @@ def _build_model(config: RunConfig, plan: Plan, data: ParticipantData, name: str
 
 def build_party(config: RunConfig, plan: Plan, data: ParticipantData, name: str) -> Party:
     """Make a party's half; where torchrun started several workers, this is the one of rank 0."""
+    rules.check(replace(config.choices, exact=not watching(config).by_messages))
     x, module = data.columns["train"], _build_model(config, plan, data, name)
-    seed = derive(private_seed(config, name), "party", name)
-    model: LocalModel = plain_model(plan, name, module, x, seed)
+    seed, trains = derive(private_seed(config, name), "party", name), party_training(config, name)
+    model: LocalModel = plain_model(plan, name, module, x, seed, trains.optimizer)
     if worker_group.size() > 1:
         model = GroupModel(WorkerGroup(model.block, x, name, plan.agreement.window), dropout_key(seed))
     shared = SharedParts(data.targets("train"), _fusion(config, plan, data)) if plan.agreement.shared else None
-    return make_party(plan, name, model, seed, shared, {split: data.columns[split] for split in plan.held_out})
+    held_out = {split: data.columns[split] for split in plan.held_out}
+    return make_party(plan, name, model, seed, shared, held_out, config.of(name).protect, trains.local_steps)
 
 
 def build_worker(config: RunConfig, plan: Plan, data: ParticipantData, name: str) -> WorkerGroup:
     """Make a worker of a party that has a rank above 0: a local model and columns, and nothing else."""
-    block = Block(_build_model(config, plan, data, name), plan.optimizer, plan.batches.per_epoch)
+    module, protect = _build_model(config, plan, data, name), config.of(name).protect
+    if protect.on:
+        RowClip(protect.clip).put_on(module, name)
+    block = Block(module, party_training(config, name).optimizer or plan.optimizer, plan.batches.per_epoch)
     return WorkerGroup(block, data.columns["train"], name, plan.agreement.window)
 
 

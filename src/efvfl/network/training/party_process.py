@@ -19,6 +19,7 @@ from efvfl.network.links.frame import DIGEST, Frame, FrameKind, digest_of, json_
 from efvfl.network.links.message_log import MessageLog
 from efvfl.network.training.autosave import CHECKPOINT, CheckpointPolicy, load_own, save_own
 from efvfl.network.training.questions import QuestionHandler
+from efvfl.runs import spent_file
 from efvfl.util import checkpoint
 from efvfl.util.durable_count import DurableCount
 from efvfl.wire.ledger import Ledger
@@ -70,6 +71,8 @@ class PartyProcess:
         self._given = b""
         self.seconds = 0.0  # of computing
         party.may_report = self._may_report
+        if party.noise and self.limits.epsilon:
+            party.noise.allow(self.limits.epsilon)
         if checkpoint.exists(self.path):
             self._load()
 
@@ -109,6 +112,7 @@ class PartyProcess:
             "memory": self.memory,
         }
         save_own(self.path, self.about | {"own": self.own}, state)
+        spent_file.save(self.folder, self.party.noise.spent() if self.party.noise else {})
         self.saved, self.durable = self.handled, self.saved
         self.saving.done()
 
@@ -174,7 +178,9 @@ class PartyProcess:
             message = Message.from_bytes(frame.body)
         except WireError as error:
             raise ProtocolError(f"request {frame.number} is not a message: {error}") from error
-        if frame.number > self.handled and message.kind != Kind.SYNC:  # others were asked things while it was away
+        # Others were asked things while it was away, or while its report was late.
+        skips = message.kind == Kind.SYNC or self.party.plan.agreement.asynchronous.on
+        if frame.number > self.handled and not skips:
             raise ProtocolError(f"expected request {self.handled}, got request {frame.number}.")
         started = time.perf_counter()
         try:
@@ -208,6 +214,11 @@ class PartyProcess:
             raise LimitError(f"{self.party.name} takes part in {self.limits.steps:,} steps, as its own file says.")
 
     def _represent(self, question: bytes) -> bytes:
+        if noise := self.party.noise:
+            if not self.finished:
+                raise LimitError(f"{self.party.name} protects its rows, and gives none by id before training is over.")
+            if noise.begin_predictions(self.party.step):
+                self.save()  # before they leave
         rows, answer = self.represent(question)
         given, allowed = self.rows_given.value + rows, self.rows_allowed
         if allowed and given > allowed:

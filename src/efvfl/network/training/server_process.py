@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from efvfl.config.run_file import RunConfig
-from efvfl.core.party import Party
+from efvfl.core import label_account
 from efvfl.data.tables.ids import normalise_texts
 from efvfl.errors import AbsentError, Interrupted, ProtocolError
 from efvfl.network import handshake
@@ -26,12 +25,17 @@ from efvfl.network.links.presence import Presence
 from efvfl.network.links.requests import Requests
 from efvfl.network.training.autosave import CHECKPOINT, CheckpointPolicy, load_own, save_own
 from efvfl.network.training.build import build_party, build_server, make_plan
-from efvfl.network.training.joint_prediction import HeldRows, JointPrediction
+from efvfl.network.training.column_answers import ColumnAnswers
+from efvfl.network.training.joint_prediction import JointPrediction, PredictedRows
+from efvfl.network.training.own_party import OwnParty
+from efvfl.network.training.panel import PartyPanel
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.questions import QuestionHandler
 from efvfl.network.workers.group_model import workers_of
 from efvfl.network.workers.worker_group import WorkerGroup
-from efvfl.runs.build import has_tables, patience, watching
+from efvfl.runs import spent_file
+from efvfl.runs.build import column_seed, has_tables, patience, watching
+from efvfl.runs.party_worth import leave_values
 from efvfl.runs.run_folder import Outputs, Sizes, save_outputs, save_records, save_settings
 from efvfl.runs.true_settings import true_settings
 from efvfl.training import measure
@@ -42,30 +46,8 @@ from efvfl.training.window_trial import WindowTrial
 from efvfl.util import checkpoint
 from efvfl.util.finish_request import FinishRequest
 from efvfl.wire.ledger import Ledger
-from efvfl.wire.message import Message
 
 log = logging.getLogger("efvfl")
-
-
-class OwnParty:
-    """The label holder's own party, in the server's process."""
-
-    def __init__(self, party: Party, represent: QuestionHandler) -> None:
-        """Reply as this party does, and answer questions with its representations."""
-        self.party = party
-        self.represent = represent
-        self.seconds = 0.0  # of computing
-
-    def handle(self, message: Message) -> Message:
-        """Return the reply to a message."""
-        started = time.perf_counter()
-        reply = self.party.handle(message)
-        self.seconds += time.perf_counter() - started
-        return reply
-
-    def answer(self, question: bytes) -> bytes:
-        """Return the answer to a question."""
-        return self.represent(question)[1]
 
 
 class ServerProcess:
@@ -87,7 +69,8 @@ class ServerProcess:
         self.server = build_server(config, self.plan, data)
         here = config.label_holder
         self.party = build_party(config, self.plan, data, here) if here else None  # the label holder's own columns
-        self.answerer = QuestionHandler(self.party, data, train_rows=True) if self.party else None
+        own_columns = ColumnAnswers(self.party, data, column_seed(config, here), True) if self.party else None
+        self.answerer = QuestionHandler(self.party, data, True, own_columns) if self.party else None
         self.local = {here: OwnParty(self.party, self.answerer)} if self.party and self.answerer else {}
         self.about = data.about(config, "")
         weights = data.targets("train").weights
@@ -96,7 +79,11 @@ class ServerProcess:
         self.ledger = Ledger()
         self.message_log = MessageLog(folder / "log")
         self.requests = Requests(
-            Presence([name for name in data.names if name != here], config.network.on_missing),
+            Presence(
+                [name for name in data.names if name != here],
+                config.network.on_missing,
+                self.plan.agreement.asynchronous.on,
+            ),
             self.message_log,
             self.ledger,
             Checks(self._check_hello, self.server.check, self._check_bye, self._memory),
@@ -104,7 +91,9 @@ class ServerProcess:
             hooks,
             self.local,
         )
-        self.prediction = JointPrediction(self.server.fusion, self.requests, self.widths)
+        self.prediction = JointPrediction(
+            self.server.fusion, self.requests, self.widths, self.plan.held_out_presence, self.plan.presence is not None
+        )
         self.every = watching(config).every  # epochs between two records
         self.driver = Driver(
             self.server, self.requests, lambda: self._save_if_due(), patience(config, "validation" in data.ids)
@@ -113,6 +102,7 @@ class ServerProcess:
         self.request = FinishRequest(folder, fresh=not checkpoint.exists(self.path))
         self.records: list[Record] = []
         self.saved = 0  # the last checkpoint covers all requests below this one; `requests.durable`: the one before it
+        self._saved_at = 0  # how many requests there had been then
         self.diverged: set[str] = set()  # parties that do not remember the same at the end
         self.memory: dict[str, str] = {}  # digests of what is remembered of the parties, once all is done
         if checkpoint.exists(self.path):
@@ -165,13 +155,13 @@ class ServerProcess:
         handshake.compare(self.about, table)
         self._check_history(name, table, position)
         # Of one that steps went without, the memory differs until SYNC has mended it.
-        if name in self.server.attendance.away or self.requests.syncing(name):
+        if name in self.server.attendance.away or self.requests.out.syncing(name):
             return
-        theirs, number = table.get("memory"), self.requests.number
+        theirs, out = table.get("memory"), self.requests.out
         differs = not isinstance(theirs, list)
-        if isinstance(theirs, list) and position == number:  # all that it has sent is absorbed here
+        if isinstance(theirs, list) and position == out.first(name):  # all that it has sent is absorbed here
             differs = theirs[:1] != self.server.digests(name)[:1]
-        if isinstance(theirs, list) and position == number + len(self.requests.under_way):  # so is there what was sent
+        if isinstance(theirs, list) and position == out.after(name):  # so is there what was sent
             differs |= theirs[1:] != self.server.digests(name)[1:]
         if differs:
             raise ProtocolError(
@@ -182,8 +172,8 @@ class ServerProcess:
     def _check_history(self, name: str, table: dict[str, Any], position: int) -> None:
         """Refuse a party whose last request is not the one that was sent to it, as far as the log here knows."""
         end, last = max(self.message_log.end, self.requests.number), position - 1
-        # With 'stale' every request is on the disk before it is sent, so there is no other explanation.
-        differs = self.requests.presence.on_missing == "stale" and position > end
+        # Then every request is on the disk before it is sent, so there is no other explanation.
+        differs = self.requests.presence.time_decides and position > end
         if last in self.message_log:
             sent = unpack(self.message_log.read(last)).get(name)
             differs = sent is None or table.get("asked") != digest_of(sent.to_bytes()).hex()
@@ -214,6 +204,7 @@ class ServerProcess:
             self.trial.load_state_dict(state["trial"])
         self.requests.load_state_dict(state["requests"])
         self.saved, self.requests.durable = self.requests.number, int(state["before"])
+        self._saved_at = self.requests.out.posted
         self.records = [Record.from_json(line) for line in state["records"]]
         self.memory = dict(state["memory"])
         if not self.finished:  # the file may ask for more epochs than before
@@ -234,13 +225,23 @@ class ServerProcess:
             "memory": self.memory,
         }
         save_own(self.path, self.about | {"own": self.own}, state)
+        spent_file.save(self.folder, self.driver.spent())
+        if self.requests.presence.asynchronous:
+            self.driver.arrivals.save(self.folder)
         # The one before is kept too: only what neither needs may be deleted.
         self.saved, self.requests.durable = self.requests.number, self.saved
+        self._saved_at = self.requests.out.posted
         self.saving.done()
 
     def _save_if_due(self) -> None:
-        if self.saving.due(self.requests.number - self.saved):
+        if self.saving.due(self.requests.out.posted - self._saved_at):
             self.save()
+
+    @property
+    def promise(self) -> str:
+        """What the run will spend on labels that are protected, as a sentence; empty: nothing protects them."""
+        account = label_account.of(self.server)
+        return account.promise(self.steps) if account else ""
 
     def train(self) -> Iterator[Record]:
         """Train to the end, or on to it; yield a record of every observed epoch."""
@@ -296,10 +297,10 @@ class ServerProcess:
         outputs: dict[str, Outputs] = {}
         for split in ("validation", "test"):
             if split in self.data.labels and not self.server.attendance.away:
-                targets = self.data.targets(split)
+                targets = self.data.true_targets(split)
                 with contextlib.suppress(AbsentError):  # without all parties there is nothing to score
                     outputs[split] = Outputs(self.data.ids[split], targets.labels, self.predict_split(split))
-                    scores[split] = measure.scores(outputs[split].output, targets, loss)
+                    scores[split] = measure.scores(outputs[split].output, targets, loss.on_truth)
         if self.server.step_number >= self.steps:
             self._leave_for_report(outputs)
         return Observation(validation=scores.get("validation", {}), test=scores.get("test", {}))
@@ -308,6 +309,7 @@ class ServerProcess:
         """Write what a report of the whole run is made from."""
         if outputs:
             save_outputs(self.folder, outputs)
+        leave_values(self.folder, self.server, self.prediction.parts, self.data.labels)
         self._save_settings(complete=True)
 
     def _save_settings(self, complete: bool) -> None:
@@ -334,6 +336,6 @@ class ServerProcess:
         """Return the network's output on the rows of a split, computed in batches as evaluation in one process does."""
         return self.prediction.of_split(split, len(self.data.ids[split]))
 
-    def predict(self, ids: list[str]) -> HeldRows:
-        """Predict the rows of these ids that all parties hold, in their order; each is computed alone."""
-        return self.prediction.of_ids(ids)
+    def predict(self, ids: list[str], panel: PartyPanel | None = None) -> PredictedRows:
+        """Predict the rows of these ids, in their order; each is computed alone."""
+        return self.prediction.of_ids(ids, panel or PartyPanel.of(self.plan))

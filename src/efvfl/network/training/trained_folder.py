@@ -41,7 +41,11 @@ def open_trained(folder: Path, name: str | None) -> TrainedRun:
         {here: module_state(state["party"]["block"])} if here else {},
         {} if name else module_state(state["server"]["block"]),
         {here: read_encoder(encoder)} if encoder.exists() else {},
-        {party: _identity(about["digest"], about["rows"], digest) for party, digest in memory.items() if digest},
+        {
+            party: _identity(about["digest"], about.get("rows_of", {}).get(party, about)["rows"], digest)
+            for party, digest in memory.items()
+            if digest
+        },
     )
 
 

@@ -163,6 +163,28 @@ const Efvfl = (() => {
     });
   }
 
+  // A dot with its interval for each of `spec.ranges`, which has [name, value, low, high]; `spec.zero` shows where 0 is.
+  function ranges(plot, spec, width) {
+    const known = spec.ranges.flatMap(([, ...numbers]) => numbers), names = Math.max(...spec.ranges.map(([name]) => name.length)) * LETTER + 14;
+    const beside = names < 0.45 * width, left = beside ? names : 6, per = beside ? 24 : 34, end = Math.max(...spec.ranges.map(([, value]) => exact(value).length)) * LETTER + 12;
+    const x = axis(spec.zero ? [0, ...known] : known, {}, Math.max(2, Math.floor((width - left - end) / 70))), height = spec.ranges.length * per + 34;
+    const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": described(spec) }, plot), at = (value) => left + x.map(value) * (width - end - left - 6);
+    for (const tick of x.ticks) {
+      make("line", { class: "grid", x1: at(tick.value), x2: at(tick.value), y1: 0, y2: height - 30 }, svg);
+      make("text", { x: Math.max(at(tick.value), 14), y: height - 16, "text-anchor": "middle" }, svg, tick.text);
+    }
+    make("text", { x: at(x.high), y: height - 2, "text-anchor": "end" }, svg, spec.x.label || "");
+    if (spec.zero) make("path", { class: "rule", d: `M${at(0)} 0V${height - 30}` }, svg);
+    spec.ranges.forEach(([name, value, low, high], row) => {
+      const y = row * per + (beside ? 12 : 24), group = make("g", { class: spec.series[0].colour }, svg);
+      make("text", { x: 0, y: beside ? y + 4 : row * per + 13 }, svg, name); // long names are above their line
+      if (![value, low, high].every(Number.isFinite)) return;
+      make("path", { class: "curve", d: `M${at(low)} ${y}H${at(high)}` }, group);
+      make("circle", { class: "dot", cx: at(value), cy: y, r: 4 }, group);
+      make("text", { class: "value", x: width - end + 8, y: y + 4 }, svg, exact(value));
+    });
+  }
+
   function bytes(value) {
     for (const [factor, unit] of [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]])
       if (value >= factor) return `${(value / factor).toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })} ${unit}`;
@@ -170,7 +192,7 @@ const Efvfl = (() => {
   }
 
   function described(spec) {
-    const last = (spec.rows ? [] : spec.series).filter((each) => each.y.length).map((each) => `${each.name} ends at ${exact(each.y[each.y.length - 1])}`);
+    const last = (spec.rows || spec.ranges ? [] : spec.series).filter((each) => each.y.length).map((each) => `${each.name} ends at ${exact(each.y[each.y.length - 1])}`);
     return [spec.title, ...last].join(", ");
   }
 
@@ -178,10 +200,10 @@ const Efvfl = (() => {
     const spec = charts.get(plot), width = Math.round(plot.clientWidth);
     if (!spec || !width) return;
     plot.replaceChildren();
-    plot.classList.toggle("bars", Boolean(spec.rows));
-    const has = spec.rows ? spec.rows.length : spec.series.some((each) => each.x.some((value, place) => Number.isFinite(value) && Number.isFinite(each.y[place])));
+    plot.classList.toggle("bars", Boolean(spec.rows || spec.ranges));
+    const has = spec.rows || spec.ranges ? (spec.rows || spec.ranges).length : spec.series.some((each) => each.x.some((value, place) => Number.isFinite(value) && Number.isFinite(each.y[place])));
     if (!has) html("div", "empty", plot, spec.waiting || "nothing yet");
-    else (spec.rows ? bars : lines)(plot, spec, width);
+    else (spec.rows ? bars : spec.ranges ? ranges : lines)(plot, spec, width);
   }
 
   const watch = new ResizeObserver((entries) => entries.forEach((entry) => {

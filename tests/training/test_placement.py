@@ -5,19 +5,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from problems import everything, same
+from problems import classes, columns, everything, head, local_models, same
+from torch import Tensor, nn
 
-from efvfl import Federation
+from efvfl import Federation, Setup, Training, federate
 from efvfl.cli.main import main
 from efvfl.config import run_file as configs
 from efvfl.config.run_file import ModelConfig, PartyConfig, RunConfig
 from efvfl.data import digits
 from efvfl.errors import ConfigError
 from efvfl.models.mlp import mlp
-from efvfl.models.placement import find, place
 from efvfl.network import handshake
 from efvfl.runs.build import local_model, make_federation
+from efvfl.training import placement
 from efvfl.training.measure import represent
+from efvfl.training.placement import find, place
 
 LOWER = ModelConfig(hidden=(12,), last="identity", precision="bfloat16")
 
@@ -103,3 +105,68 @@ def test_a_worker_has_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv("LOCAL_RANK", number)
         found.append(find("cuda").index)
     assert found == [0, 1, 0]
+
+
+def on(device: object) -> Federation:
+    x = columns()
+    setup = Setup(device=device)  # type: ignore[arg-type]
+    return federate(x, classes(x), local_models(), head(), training=Training(batch_size=16), setup=setup)
+
+
+def test_a_setup_has_a_device_for_all_or_by_party(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No device is here: one is made up that computes as the CPU does, and every place that asks for it is counted."""
+    asked: list[str] = []
+
+    def found(name: str) -> torch.device:
+        asked.append(name)
+        return torch.device("cpu")
+
+    monkeypatch.setattr(placement, "find", found)
+    plain, everywhere, one = on("cpu"), on("cuda"), on({"party2": "mps"})
+    assert asked == ["cuda"] * 3 + ["mps"]
+    assert ["forward" in vars(model) for model in one.models] == [False, True, False]
+    expected = [record.train for record in plain.fit(2)]
+    assert [record.train for record in everywhere.fit(2)] == [record.train for record in one.fit(2)] == expected
+    assert same(everything(plain), everything(everywhere))
+
+
+def test_a_model_on_a_device_computes_there_and_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A meta tensor has no values and cannot come back: so the way there is all that can be tried without a device."""
+    monkeypatch.setattr(placement, "find", lambda name: torch.device("meta"))
+    monkeypatch.setattr(torch, "meta", torch.cpu, raising=False)
+    monkeypatch.setattr(torch.cpu, "manual_seed", lambda seed: None, raising=False)
+    seen: list[tuple[str, str]] = []
+
+    def look(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+        seen.append((given[0].device.type, output.device.type))
+
+    inner = nn.Linear(3, 2)
+    inner.register_forward_hook(look)
+    model = place(nn.Sequential(inner, nn.ReLU()), "cuda")
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    x = torch.ones(4, 3)
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        model(x)
+    assert seen == [("meta", "meta")]
+    assert x.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("device", "error"),
+    [
+        ("gpu", "device: got 'gpu'. Did you mean 'cpu'"),
+        ({"bank": "cuda"}, "device has 'bank', which is not a party"),
+        (3, "device: expected 'cuda' or {'party1': 'cuda'}, got 3"),
+        ("mps", "device = 'mps' is not available to torch on this machine"),
+    ],
+)
+def test_a_device_that_nobody_has_is_refused(device: object, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(ConfigError) as refused:
+        on(device)
+    assert error in str(refused.value)
+
+
+def test_a_precision_that_nobody_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match="precision: got 'float16'"):
+        place(nn.Linear(1, 1), precision="float16")

@@ -1,0 +1,1 @@
+"""Attacks on a federation in one process: what a curious party, and the server, make of what they are sent."""

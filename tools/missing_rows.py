@@ -1,0 +1,113 @@
+"""Write the measured part of docs/subsets.md from benchmarks/results. Nothing is trained here.
+
+python -m tools.missing_rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from benchmarks.tables.missing import ALONE, CANDIDATES, CASES, INTERSECTION, MODELS, OURS, SHARES
+from benchmarks.tables.problems import TEST
+from tools.tables import END, Found, cell, read, standard_error, values, with_part
+
+from efvfl.core.subsets import WHOLE
+from efvfl.util.files import write_atomically
+
+PAGE = Path(__file__).parent.parent / "docs" / "subsets.md"
+START = "<!-- made by tools/missing_rows.py -->"
+WITHIN = 0.003  # of the plain model's AUC, where nothing is missing
+
+
+def complete(found: Found, models: Iterable[str]) -> Found:
+    """Return the splits on which all models were trained, without cases that have none."""
+    chosen = list(models)
+    common = {case: set.intersection(*(set(runs.get(what, {})) for what in chosen)) for case, runs in found.items()}
+    return {
+        case: {what: {s: r for s, r in found[case][what].items() if s in seeds} for what in chosen}
+        for case, seeds in common.items()
+        if seeds
+    }
+
+
+def score_table(found: Found) -> list[str]:
+    """Return the AUC on all test rows, mean and standard deviation over splits, and the difference to the better."""
+    lines = [
+        f"| AUC on all test rows | splits | {OURS} | {ALONE} | {INTERSECTION} | ours less the better one |",
+        "| --- |" + " ---: |" * 5,
+    ]
+    for case in found:
+        parts = [values(found, case, what, "auc") for what in (OURS, ALONE, INTERSECTION)]
+        cells = " | ".join(map(cell, parts))
+        apart, error = difference(found, case)
+        around = f" ± {error:.4f}" if len(parts[0]) > 1 else ""
+        lines.append(f"| {case} | {len(parts[0])} | {cells} | {apart:+.4f}{around} |")
+    return lines
+
+
+def difference(found: Found, case: str) -> tuple[float, float]:
+    """Return by how much the model of all rows is above the better of the others: mean over splits, standard error."""
+    rival = max((ALONE, INTERSECTION), key=lambda what: float(np.mean(values(found, case, what, "auc"))))
+    apart = np.subtract(values(found, case, OURS, "auc"), values(found, case, rival, "auc"))
+    return float(np.mean(apart)), standard_error(apart, TEST)
+
+
+def alone_table(found: Found) -> list[str]:
+    """Return how well the label holder predicts alone: by the model of all rows, and by one of its columns alone."""
+    lines = [
+        "| AUC of the label holder's columns alone | by the model of all rows | by a model of them alone |",
+        "| --- | ---: | ---: |",
+    ]
+    for case in found:
+        parts = [values(found, case, OURS, "alone_auc"), values(found, case, ALONE, "auc")]
+        lines.append(f"| {case} | {' | '.join(map(cell, parts))} |")
+    return lines
+
+
+def verdicts(found: Found) -> list[str]:
+    """Return for every case whether what was wanted came."""
+    lines = []
+    for case in found:
+        apart, error = difference(found, case)
+        if CASES[case].rate == 0 and CASES[case].table != "all flights":
+            came = "met" if apart >= -WITHIN else "missed"
+            lines.append(f"- {case}: {apart:+.4f} beside the plain model (wanted: at most {WITHIN} below): **{came}**.")
+        else:
+            came = "met" if apart >= 0 else "missed"
+            told = ", by less than two standard errors" if abs(apart) <= 2 * error else ""
+            lines.append(f"- {case}: {apart:+.4f} (wanted: 0 or more): **{came}**{told}.")
+    return lines
+
+
+def choice_table(found: Found) -> list[str]:
+    """Return what was tried on validation rows, by the share of a row's loss that is that of all present."""
+    lines = ["| validation rows | share | splits | AUC less that of the intersection | AUC, label holder alone |"]
+    lines.append("| --- |" + " ---: |" * 4)
+    for case in found:
+        for what, share in SHARES.items():
+            apart = np.subtract(values(found, case, what, "auc"), values(found, case, INTERSECTION, "auc"))
+            alone = values(found, case, what, "alone_auc")
+            default = " (default)" if share == WHOLE else ""
+            lines.append(
+                f"| {case} | {share:.0%}{default} | {len(apart)} | {np.mean(apart):+.4f} | {np.mean(alone):.4f} |"
+            )
+    return lines
+
+
+def part(test: Found, choice: Found) -> str:
+    """Return the generated part of the page."""
+    test, choice = complete(test, MODELS), complete(choice, CANDIDATES)
+    lines = [START, *score_table(test), "", *verdicts(test), "", *alone_table(test), "", *choice_table(choice), END]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Write it."""
+    text = with_part(PAGE.read_text(encoding="utf-8"), part(read("_missing"), read("_missing_choice")))
+    write_atomically(PAGE, text.encode())
+
+
+if __name__ == "__main__":
+    main()
