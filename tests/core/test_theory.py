@@ -26,9 +26,9 @@ from efvfl.core import theory
 from efvfl.core.theory import Labels, Problem, Step
 from efvfl.errors import ConfigError
 
-KEEP = TopK(0.1)
+KEEP = TopK(0.2)
 SLACK = 1 + 1e-9  # float64 may round a bound that is met with equality
-STEPS = 1400  # least squares at condition number 4: the gap falls below 1e-10
+STEPS = 560  # least squares at condition number 4: the gap falls below 1e-10
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -163,8 +163,8 @@ def follow(table: Table, federation: Federation, steps: int, eta: float, exact: 
 
 
 def largest(v: Tensor) -> Tensor:
-    """Top-k of 10 % by sorting."""
-    places = v.abs().argsort(descending=True)[: len(v) // 10]
+    """Top-k of 20 % by sorting."""
+    places = v.abs().argsort(descending=True)[: len(v) // 5]
     return torch.zeros_like(v).index_copy(0, places, v[places])
 
 
@@ -176,7 +176,7 @@ def powers(base: float, count: int) -> Tensor:
     return torch.tensor(base, dtype=torch.float64) ** torch.arange(count, dtype=torch.float64)
 
 
-# Theorem 2 and the lemmas: least squares, full batch, top-k 10 %.
+# Theorem 2 and the lemmas: least squares, full batch, top-k 20 %.
 
 REGRESSION = Table.random(seed=1, columns=[3, 3], scale=1.0, error=1.0)  # L / mu is 4.2
 
@@ -189,7 +189,7 @@ def labels(request: pytest.FixtureRequest) -> Labels:
 @pytest.fixture(scope="module")
 def run(labels: Labels) -> Trace:
     eta = theory.sufficient_step(REGRESSION.problem(labels=labels)).eta
-    steps = STEPS if labels == "shared" else 1700  # K + 1 makes the step smaller
+    steps = STEPS if labels == "shared" else 660  # K + 1 makes the step smaller
     federation = REGRESSION.federation(SQUARES, efvfl(KEEP), eta, Agreement(labels=labels))
     return follow(REGRESSION, federation, steps, eta)
 
@@ -232,7 +232,7 @@ def test_the_gap_falls_linearly_at_the_sufficient_step_size(labels: Labels, run:
     rate = 1 - step.eta * problem.mu
     assert (values <= powers(rate, len(values)) * values[0] * SLACK).all()
 
-    logs = gap.log()[150:]  # a line, at least as steep as the theorem says
+    logs = gap.log()[60:]  # a line, at least as steep as the theorem says
     times = torch.arange(len(logs), dtype=torch.float64)
     line = torch.linalg.lstsq(torch.stack([times, torch.ones_like(times)], 1), logs[:, None]).solution[:, 0]
     assert line[0] < math.log(rate)
@@ -256,11 +256,11 @@ def test_direct_compression_stalls(labels: Labels, run: Trace) -> None:
 
 @pytest.mark.slow
 def test_direct_compression_converges_if_it_vanishes() -> None:
-    gap = direct_gaps(TopK(Ramp(0.1, 1.0, 400)))
-    assert gap[-1] < 1e-10 < 1e-6 < gap[400]
+    gap = direct_gaps(TopK(Ramp(0.1, 1.0, 200)), 600)
+    assert gap[-1] < 1e-10 < 1e-6 < gap[200]
 
 
-# Theorem 1: a nonconvex loss, full batch, top-k 10 %. The labels fit a model exactly, so f* = 0.
+# Theorem 1: a nonconvex loss, full batch, top-k 20 %. The labels fit a model exactly, so f* = 0.
 
 NONCONVEX = Table.random(seed=0, columns=[3, 3, 3], scale=3.0, error=0.0)
 
@@ -271,12 +271,12 @@ def test_theorem1_bounds_the_mean_gradient_of_a_nonconvex_run(start: Any) -> Non
     problem = NONCONVEX.problem(curvature=2.0)
     eta = theory.theorem1_step(problem)
     federation = NONCONVEX.federation(BOUNDED, efvfl(KEEP, start=start), eta, Agreement(labels="shared"))
-    trace = follow(NONCONVEX, federation, 1500, eta, exact=start == "exact")
+    trace = follow(NONCONVEX, federation, 800, eta, exact=start == "exact")
     assert (trace.distortion[0] == 0) == (start == "exact")
     assert trace.distortion[1] > 0
 
     r = NONCONVEX.errors(trace.x)
-    assert ((1 - 3 * r.square()) < 0).any(1)[:1000].all()  # somewhere phi'' < 0
+    assert ((1 - 3 * r.square()) < 0).any(1)[:600].all()  # somewhere phi'' < 0
     value = (r.square() / (1 + r.square())).mean(1)
     gradients = squares((2 * r / (1 + r.square()).square()) @ NONCONVEX.whole / len(NONCONVEX.labels))
     sums = gradients[:-1].cumsum(0)  # over t < T
@@ -299,7 +299,7 @@ BATCH = 20
 def test_a_mini_batch_run_ends_in_theorem2s_neighbourhood() -> None:
     problem = NOISY.problem()
     step = theory.sufficient_step(problem)
-    samples, seeds, steps = len(NOISY.labels), range(2), 1200
+    samples, seeds, steps = len(NOISY.labels), range(2), 600
     gaps, distortions, variances = [], [], []
     for seed in seeds:
         federation = NOISY.federation(
@@ -318,8 +318,8 @@ def test_a_mini_batch_run_ends_in_theorem2s_neighbourhood() -> None:
         # B of N rows without replacement: the mean's variance is (N - B) / (N - 1) times that of one row over B.
         spread = (shares - shares.mean(1, keepdim=True)).square().sum(2).mean(1)
         variances.append(spread * (samples - BATCH) / (samples - 1))
-        noise = (trace.updates - shares.mean(1))[-800:]
-        expected = float(variances[-1][-800:].mean()) / BATCH
+        noise = (trace.updates - shares.mean(1))[-400:]
+        expected = float(variances[-1][-400:].mean()) / BATCH
         assert float(squares(noise).mean()) == pytest.approx(expected, rel=0.2)
         assert noise.mean(0).square().sum() < 0.02 * expected  # unbiased (Assumption 3)
         gaps.append(NOISY.gap(trace.x))
@@ -327,10 +327,10 @@ def test_a_mini_batch_run_ends_in_theorem2s_neighbourhood() -> None:
     sigma2, gap, distortion = torch.stack(variances), torch.stack(gaps).mean(0), torch.stack(distortions).mean(0)
 
     whole = replace(problem, variance=float(sigma2.max()), batch=BATCH)
-    last = replace(whole, variance=float(sigma2[:, -400:].max()))  # the theorem may start anywhere
+    last = replace(whole, variance=float(sigma2[:, -200:].max()))  # the theorem may start anywhere
     assert gap[0] > 4 * theory.neighbourhood(whole)  # it starts outside
-    assert gap[-400:].mean() < theory.neighbourhood(last) < theory.neighbourhood(whole)
-    assert gap[-400:].min() > 1e-6  # batches do make noise
+    assert gap[-200:].mean() < theory.neighbourhood(last) < theory.neighbourhood(whole)
+    assert gap[-200:].min() > 1e-6  # batches do make noise
     values = gap + theory.lyapunov_constant(whole, step) * distortion
     rate = 1 - step.eta * problem.mu
     assert (values <= powers(rate, steps + 1) * values[0] + theory.neighbourhood(whole)).all()
