@@ -15,7 +15,7 @@ from efvfl.errors import WireError
 from efvfl.wire.packet import Reader, number
 
 LAST = (1 << 48) - 2  # a block has fewer than 2^48 entries
-steady = settings(deadline=None, derandomize=True, max_examples=200)
+steady = settings(deadline=None, derandomize=True, max_examples=100)
 
 
 @st.composite
@@ -125,7 +125,7 @@ def test_a_dense_set_is_its_bitmap() -> None:
     assert data == number(int(bitmap.sum())) + b"\x00" + np.packbits(bitmap[: last + 1], bitorder="little").tobytes()
 
 
-@pytest.mark.parametrize("limit", range(9))
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 4, 8])
 def test_sets_and_their_bytes_are_one_to_one(limit: int) -> None:
     """Of all byte strings that are long enough, exactly one is accepted for each of the 2^limit sets."""
     expected = {}

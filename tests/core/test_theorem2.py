@@ -20,7 +20,7 @@ from efvfl.wire.packet import FloatArray, Packet
 ALPHA = 0.3
 RATIO = math.sqrt(1 - ALPHA)  # of what is lost to what was to be sent
 CURVATURE = torch.tensor([1.0, 1e-3], dtype=torch.float64)
-STEPS = 400
+STEPS = 340
 
 
 class Overshoot(Identity):

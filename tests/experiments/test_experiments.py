@@ -15,6 +15,7 @@ from efvfl.errors import CompressionError, ConfigError
 from efvfl.experiments import experiment_file as sweeps
 from efvfl.experiments.experiment_file import Job, Sweep, changed, load, parse, tasks
 from efvfl.experiments.jobs import run_all, run_job
+from efvfl.experiments.reproduce import Overrides, _overridden
 from efvfl.experiments.results import Result
 from efvfl.experiments.tables import (
     Score,
@@ -241,7 +242,10 @@ def test_quick_works_offline(
 ) -> None:
     monkeypatch.setenv("EFVFL_DATA", str(tmp_path / "nothing"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert main(["reproduce", "mnist", "--quick", "--out", str(tmp_path)]) == 0
+    quick = _overridden("mnist", Overrides(quick=True))
+    assert quick.seeds == load("mnist").seeds[:1]
+    assert {(cell.config.epochs, cell.config.data.name) for cell in quick.cells} == {(5, "digits")}
+    assert main(["reproduce", "mnist", "--quick", "--epochs", "1", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "MNIST: test accuracy" in " ".join(printed.split())
     assert "paper" not in printed.split("Written")[0]  # digits are not MNIST: nothing to compare with

@@ -28,6 +28,8 @@ method = { name = "svfl" }
 name = "ef"
 row = "EF-VFL"
 column = "topk"
+"""
+FIGURE = """
 [[figure]]
 name = "curve"
 left = "loss"
@@ -93,7 +95,7 @@ def test_keys_of_runs_that_bring_nothing_along_do_not_depend_on_the_folder(tmp_p
 
 def test_regression_is_measured_by_r2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_arrays(tmp_path, y=np.linspace(0, 1, 60))
-    assert reproduce(tmp_path, with_base('loss = "mse"', "optimizer = { lr = 0.1 }", NPZ)) == 0
+    assert reproduce(tmp_path, with_base('loss = "mse"', "optimizer = { lr = 0.1 }", NPZ) + FIGURE) == 0
     assert "Own: test r2, one seed" in " ".join(capsys.readouterr().out.split())
     page = (tmp_path / "results" / "exp" / "exp.html").read_text()
     assert "<h2>Test r2</h2>" in page
@@ -159,7 +161,7 @@ def test_a_bad_cell_of_a_later_seed_is_named(tmp_path: Path) -> None:
 def test_figures_without_results_name_the_command_that_makes_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert reproduce(tmp_path, OWN, command="figures") == 2
+    assert reproduce(tmp_path, OWN + FIGURE, command="figures") == 2
     assert f"run `efvfl reproduce {tmp_path / 'exp.toml'}` first" in " ".join(capsys.readouterr().err.split())
 
 

@@ -351,16 +351,16 @@ def test_random_bodies_are_refused_or_ours(codec: int, dtype: np.dtype[np.generi
 
 
 def test_mutated_packets_are_refused_or_ours() -> None:
-    accepted = [read_packet(data) for data in accidents([packet.to_bytes() for packet in SAMPLES], 10_000, "packets")]
-    assert 500 < sum(accepted) < 5000  # both happen
+    accepted = [read_packet(data) for data in accidents([packet.to_bytes() for packet in SAMPLES], 4000, "packets")]
+    assert 200 < sum(accepted) < 2000  # both happen
 
 
 def test_mutated_bodies_are_refused_or_ours() -> None:
     accepted, chance = 0, Random("bodies")
-    for _ in range(10_000):
+    for _ in range(4000):
         packet = chance.choice(SAMPLES)
         accepted += accepts(replace(packet, body=mutated(packet.body, chance), decoded=None))
-    assert 500 < accepted < 5000
+    assert 200 < accepted < 2000
 
 
 def test_mutated_messages_are_refused_or_ours() -> None:
@@ -372,8 +372,8 @@ def test_mutated_messages_are_refused_or_ours() -> None:
         step = chance.choice([0, 1, 127, 128, 70_000, (1 << 63) - 1])
         originals.append(Message(chance.choice(list(Kind)), step, blocks, chance.random() < 0.5).to_bytes())
     assert all(read_message(data) for data in originals)
-    accepted = [read_message(data) for data in accidents(originals, 4000, "messages")]
-    assert 200 < sum(accepted) < 2000
+    accepted = [read_message(data) for data in accidents(originals, 2000, "messages")]
+    assert 100 < sum(accepted) < 1000
 
 
 @pytest.mark.slow
