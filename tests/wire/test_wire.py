@@ -396,8 +396,8 @@ def test_tampered_headers_are_refused_or_ours(
 def test_every_flipped_bit_is_refused_or_ours() -> None:
     accepted = 0
     for packet in SAMPLES:
-        data = bytearray(packet.to_bytes()[:60])
-        rest = packet.to_bytes()[60:]
+        data = bytearray(packet.to_bytes()[:24])
+        rest = packet.to_bytes()[24:]
         for bit in range(8 * len(data)):
             data[bit >> 3] ^= 1 << (bit & 7)
             accepted += read_packet(bytes(data) + rest)
