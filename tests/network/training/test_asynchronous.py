@@ -31,10 +31,10 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def asynchronous(mode: str, save_steps: int = 1000, **quorum: Any) -> RunConfig:
-    """Eight epochs of three steps, with a record of every fourth; three of four reports are enough."""
+    """Four epochs of three steps, with a record of every second; three of four reports are enough."""
     given = dict(MODES[mode])
     agreement = given.pop("agreement", {}) | {"asynchronous": {"reports": 3, "most_stale": 5} | quorum}
-    return config(epochs=8, observe_every=4, agreement=agreement, network={"save_steps": save_steps}, **given)
+    return config(epochs=4, observe_every=2, agreement=agreement, network={"save_steps": save_steps}, **given)
 
 
 class Slow(Fate):
@@ -68,10 +68,10 @@ def test_a_slow_party_holds_nobody_up_and_the_run_can_be_replayed_in_one_process
     made = asynchronous(mode)
     found, network = run(made, tmp_path, lambda name: Slow(0.03 if name == SLOW else 0.0))
     arrivals = assert_replayed(made, tmp_path, found)
-    assert len(arrivals) == 24
-    assert sum(SLOW not in names for names in arrivals) >= 8, "steps went without it"
-    assert all(len(arrivals[step]) == 4 for step in (11, 23)), "before a record all are waited for"
-    assert {process_of(joining).party.step for joining in network.joinings.values()} == {24}
+    assert len(arrivals) == 12
+    assert sum(SLOW not in names for names in arrivals) >= 3, "steps went without it"
+    assert all(len(arrivals[step]) == 4 for step in (5, 11)), "before a record all are waited for"
+    assert {process_of(joining).party.step for joining in network.joinings.values()} == {12}
 
 
 def kills(seed: int, count: int) -> Callable[[str], Fate]:
@@ -79,7 +79,7 @@ def kills(seed: int, count: int) -> Callable[[str], Fate]:
     chance, left = Random(seed), [count]
 
     def fate(name: str) -> Fate:
-        at = chance.randint(3, 60) if left[0] and chance.random() < 0.8 else 0
+        at = chance.randint(3, 40) if left[0] and chance.random() < 0.8 else 0
         left[0] -= at > 0
         return Slow(0.01 if name == SLOW else 0.0, at)
 
@@ -92,9 +92,9 @@ def test_whoever_is_killed_the_end_is_that_of_the_undisturbed_replay(
     tmp_path: Path, mode: str, save_steps: int
 ) -> None:
     made = asynchronous(mode, save_steps)
-    found, network = run(made, tmp_path, kills(save_steps, 6), lives=8)
+    found, network = run(made, tmp_path, kills(save_steps, 4), lives=6)
     assert_replayed(made, tmp_path, found)
-    lives = sum(8 - len(spare) for spare in network.spare.values())
+    lives = sum(6 - len(spare) for spare in network.spare.values())
     assert lives > len(network.names), "somebody has died"
 
 

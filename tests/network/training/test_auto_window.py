@@ -92,7 +92,7 @@ def test_whoever_dies_after_the_choice_it_stays(
     calm = Fate()
     choosing(monkeypatch, 2)
     assert_same(expected, disturbed(run, tmp_path / "calm", who, calm))
-    for at in range(7, calm.events, calm.events // 3):
+    for at in range(7, calm.events, calm.events // 2):
         left = choosing(monkeypatch, 2, 8)  # what a second trial would say must not matter
         assert_same(expected, disturbed(run, tmp_path / str(at), who, Fate(at)))
         assert list(left) == [8]
