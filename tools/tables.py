@@ -135,7 +135,8 @@ def difference_table(found: Found) -> list[str]:
 def linear_table(found: Found) -> list[str]:
     """Return the difference to logistic regression with both errors: of more splits, and of other rows."""
     lines = [
-        f"| EF-VFL less *{LOGISTIC}* | splits | ahead, behind | AUC | of splits | of rows | log loss | of splits | of rows |",
+        f"| EF-VFL less *{LOGISTIC}* | splits | ahead, behind "
+        "| AUC | of splits | of rows | log loss | of splits | of rows |",
         "| --- |" + " ---: |" * 8,
     ]
     for problem in found:
