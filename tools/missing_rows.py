@@ -5,13 +5,13 @@ python -m tools.missing_rows
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from benchmarks.tables.missing import ALONE, CANDIDATES, CASES, INTERSECTION, MODELS, OURS, SHARES
 from benchmarks.tables.problems import TEST
-from tools.tables import END, Found, cell, read, standard_error, values, with_part
+from numpy.typing import NDArray
+from tools.tables import END, Found, cell, complete, plain_error, read, standard_error, values, with_part
 
 from efvfl.core.subsets import WHOLE
 from efvfl.util.files import write_atomically
@@ -21,36 +21,35 @@ START = "<!-- made by tools/missing_rows.py -->"
 WITHIN = 0.003  # of the plain model's AUC, where nothing is missing
 
 
-def complete(found: Found, models: Iterable[str]) -> Found:
-    """Return the splits on which all models were trained, without cases that have none."""
-    chosen = list(models)
-    common = {case: set.intersection(*(set(runs.get(what, {})) for what in chosen)) for case, runs in found.items()}
-    return {
-        case: {what: {s: r for s, r in found[case][what].items() if s in seeds} for what in chosen}
-        for case, seeds in common.items()
-        if seeds
-    }
-
-
 def score_table(found: Found) -> list[str]:
     """Return the AUC on all test rows, mean and standard deviation over splits, and the difference to the better."""
     lines = [
-        f"| AUC on all test rows | splits | {OURS} | {ALONE} | {INTERSECTION} | ours less the better one |",
-        "| --- |" + " ---: |" * 5,
+        f"| AUC on all test rows | splits | {OURS} | {ALONE} | {INTERSECTION} | ours less the better one | of splits |",
+        "| --- |" + " ---: |" * 6,
     ]
     for case in found:
         parts = [values(found, case, what, "auc") for what in (OURS, ALONE, INTERSECTION)]
         cells = " | ".join(map(cell, parts))
-        apart, error = difference(found, case)
-        around = f" ± {error:.4f}" if len(parts[0]) > 1 else ""
-        lines.append(f"| {case} | {len(parts[0])} | {cells} | {apart:+.4f}{around} |")
+        apart = by_split(found, case)
+        around = [
+            f"± {error:.4f}" if len(apart) > 1 else "" for error in (standard_error(apart, TEST), plain_error(apart))
+        ]
+        lines.append(f"| {case} | {len(apart)} | {cells} | {np.mean(apart):+.4f} {around[0]} | {around[1]} |")
     return lines
 
 
-def difference(found: Found, case: str) -> tuple[float, float]:
-    """Return by how much the model of all rows is above the better of the others: mean over splits, standard error."""
+def by_split(found: Found, case: str) -> NDArray[np.float64]:
+    """Return by how much the model of all rows is above the better of the others, for every split.
+
+    The better one is that with the higher mean, the same for all splits: nobody could choose by test rows.
+    """
     rival = max((ALONE, INTERSECTION), key=lambda what: float(np.mean(values(found, case, what, "auc"))))
-    apart = np.subtract(values(found, case, OURS, "auc"), values(found, case, rival, "auc"))
+    return np.subtract(values(found, case, OURS, "auc"), values(found, case, rival, "auc"))
+
+
+def difference(found: Found, case: str) -> tuple[float, float]:
+    """Return the mean of that over splits, and its standard error."""
+    apart = by_split(found, case)
     return float(np.mean(apart)), standard_error(apart, TEST)
 
 

@@ -6,7 +6,7 @@ python -m tools.tables
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,17 @@ def mean(found: Found, problem: str, what: str, score: str) -> float:
     return float(np.mean(values(found, problem, what, score)))
 
 
+def complete(found: Found, models: Iterable[str]) -> Found:
+    """Return the splits on which all models were trained, without tables that have none."""
+    chosen = list(models)
+    common = {problem: set.intersection(*(set(runs.get(m, {})) for m in chosen)) for problem, runs in found.items()}
+    return {
+        problem: {what: {s: r for s, r in found[problem][what].items() if s in seeds} for what in chosen}
+        for problem, seeds in common.items()
+        if seeds
+    }
+
+
 def score_table(found: Found, score: str, title: str) -> list[str]:
     """Return a row for each model and a column for each table: mean and standard deviation over seeds."""
     problems = list(found)
@@ -83,17 +94,29 @@ def byte_table(found: Found) -> list[str]:
     return lines
 
 
+def by_split(found: Found, problem: str, other: str, score: str = "auc") -> NDArray[np.float64]:
+    """Return by how much the default federation's score is above another model's, on every split that both have."""
+    pair = complete({problem: found[problem]}, (OURS, other))
+    return np.subtract(*(values(pair, problem, what, score) for what in (OURS, other)))
+
+
 def differences(found: Found, problem: str, other: str) -> tuple[float, float]:
     """Return by how much the default federation's AUC is above another model's: mean over splits, standard error."""
-    apart = np.subtract(values(found, problem, OURS, "auc"), values(found, problem, other, "auc"))
+    apart = by_split(found, problem, other)
     return float(np.mean(apart)), standard_error(apart, TEST)
+
+
+def plain_error(apart: Sequence[float] | NDArray[np.float64]) -> float:
+    """Return the standard error of a mean over splits: how far more splits of the very same rows could move it."""
+    return float(np.std(apart, ddof=1) / len(apart) ** 0.5) if len(apart) > 1 else float("nan")
 
 
 def standard_error(apart: Sequence[float] | NDArray[np.float64], held: float) -> float:
     """Return the standard error of a mean difference over splits that hold out a share of the rows.
 
     Splits of one table have rows in common, so their scores are not independent: the error is the corrected one of
-    Nadeau and Bengio (Inference for the Generalization Error, 2003).
+    Nadeau and Bengio (Inference for the Generalization Error, 2003). It is about other rows of the same kind, of which
+    a table is but one draw: more splits of it do not bring it to zero.
     """
     if len(apart) < 2:
         return float("nan")
@@ -101,18 +124,34 @@ def standard_error(apart: Sequence[float] | NDArray[np.float64], held: float) ->
 
 
 def difference_table(found: Found) -> list[str]:
-    """Return what the default federation is above or below its rivals, paired by split."""
+    """Return what the default federation is above or below its rivals but the linear one, paired by split."""
     lines = [f"| EF-VFL less the other, AUC | {' | '.join(found)} |", f"| --- |{' ---: |' * len(found)}"]
-    for other in (LOGISTIC, NETWORK, TREES, SVFL):
+    for other in (NETWORK, TREES, SVFL):
         cells = [differences(found, problem, other) for problem in found]
         lines.append(f"| {other} | {' | '.join(f'{mean:+.4f} ± {error:.4f}' for mean, error in cells)} |")
     return lines
 
 
+def linear_table(found: Found) -> list[str]:
+    """Return the difference to logistic regression with both errors: of more splits, and of other rows."""
+    lines = [
+        f"| EF-VFL less *{LOGISTIC}* | splits | ahead, behind "
+        "| AUC | of splits | of rows | log loss | of splits | of rows |",
+        "| --- |" + " ---: |" * 8,
+    ]
+    for problem in found:
+        apart, loss = (by_split(found, problem, LOGISTIC, score) for score in ("auc", "log_loss"))
+        lines.append(
+            f"| {problem} | {len(apart)} | {np.sum(apart > 0)}, {np.sum(apart < 0)} | {np.mean(apart):+.5f} "
+            f"| ± {plain_error(apart):.5f} | ± {standard_error(apart, TEST):.5f} "
+            f"| {np.mean(loss):+.4f} | ± {plain_error(loss):.4f} | ± {standard_error(loss, TEST):.4f} |"
+        )
+    return lines
+
+
 def verdict(found: Found) -> str:
     """Return how the default federation stands to what it is compared with."""
-    behind = [mean(found, p, TREES, "auc") - mean(found, p, OURS, "auc") for p in found]
-    mean_behind = float(np.mean(behind))
+    mean_behind = -float(np.mean([differences(found, problem, TREES)[0] for problem in found]))
     goal = "met" if mean_behind <= WITHIN else "missed"
     text = [
         f"The default federation's AUC is {abs(mean_behind):.4f} "
@@ -133,7 +172,7 @@ def verdict(found: Found) -> str:
 def _sign(found: Found, problem: str, other: str) -> int:
     """Return 1 if the default federation is better, -1 if it is worse, 0 if these splits do not tell (5 %)."""
     apart, error = differences(found, problem, other)
-    splits = len(found[problem][OURS])
+    splits = len(by_split(found, problem, other))
     return int(np.sign(apart)) if splits > 1 and abs(apart) > student.ppf(0.975, splits - 1) * error else 0
 
 
@@ -187,17 +226,20 @@ def small_table(found: Found) -> list[str]:
 
 def part(test: Found, choice: Found, few: Found) -> str:
     """Return the generated part of the page."""
+    whole = complete(test, next(iter(test.values())))
     lines: Sequence[str] = [
         START,
-        *score_table(test, "auc", "area under the ROC curve"),
+        *score_table(whole, "auc", "area under the ROC curve"),
         "",
-        *score_table(test, "log_loss", "log loss"),
+        *score_table(whole, "log_loss", "log loss"),
         "",
-        *difference_table(test),
+        *difference_table(whole),
+        "",
+        *linear_table(test),
         "",
         verdict(test),
         "",
-        *byte_table(test),
+        *byte_table(whole),
         "",
         f"What else was tried, each in one respect: means over {', '.join(choice)}, on validation rows.",
         "",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,20 +28,42 @@ FILES = {
     "missing": RESULTS / "tables_missing.json",
     "missing-choose": RESULTS / "tables_missing_choice.json",
 }
-SEEDS = range(5, 10)  # of test rows; the defaults were chosen with seeds 0 to 4
+SPLITS = 5  # of rows into training and test rows, unless more are asked for
+SEEDS = range(5, 105)  # of those splits, the first ones first; the defaults were chosen with seeds 0 to 4
 
 Job = tuple[str, str, int]  # problem, what is trained, seed
 Found = dict[str, dict[str, dict[str, Any]]]
 
 
-def jobs(topic: str) -> list[Job]:
-    """Return all trainings of a topic."""
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for of a topic: so many splits into training and test rows, of some tables, by some models."""
+
+    splits: int = SPLITS
+    tables: Sequence[str] = ()  # none: all
+    models: Sequence[str] = ()  # none: all
+
+    def jobs(self, topic: str) -> list[Job]:
+        """Return these trainings."""
+        return [
+            (table, model, seed)
+            for table, model, seed in jobs(topic, self.splits)
+            if (not self.tables or table in self.tables) and (not self.models or model in self.models)
+        ]
+
+
+ALL = Asked()
+
+
+def jobs(topic: str, splits: int = len(SEEDS)) -> list[Job]:
+    """Return all trainings of a topic; those with test rows on so many splits."""
+    seeds = SEEDS[:splits]
     if topic == "curve":
         return [(curve.PROBLEM, name, seed) for name in curve.METHODS for seed in curve.SEEDS]
     if topic == "small":
         return [(small.PROBLEM, name, seed) for name in small.NAMES for seed in small.SEEDS]
     if topic == "missing":
-        return [(case, name, seed) for case in missing.CASES for name in missing.MODELS for seed in SEEDS]
+        return [(case, name, seed) for case in missing.CASES for name in missing.MODELS for seed in seeds]
     if topic == "missing-choose":
         cases, seeds = missing.CHOICE_CASES, missing.CHOICE_SEEDS
         return [(case, name, seed) for case in cases for name in missing.CANDIDATES for seed in seeds]
@@ -47,7 +71,7 @@ def jobs(topic: str) -> list[Job]:
         return [
             (problem, c.name, seed) for problem in choose.PROBLEMS for c in choose.CANDIDATES for seed in choose.SEEDS
         ]
-    return [(problem, name, seed) for problem in PROBLEMS for name in RIVALS for seed in SEEDS]
+    return [(problem, name, seed) for problem in PROBLEMS for name in RIVALS for seed in seeds]
 
 
 def train(topic: str, job: Job) -> dict[str, Any]:
@@ -75,10 +99,10 @@ def _problem(name: str) -> Problem:
     return PROBLEMS[name]()
 
 
-def work(topic: str, path: Path, processes: int = 0) -> None:
+def work(topic: str, path: Path, processes: int = 0, asked: Asked = ALL) -> None:
     """Do the jobs that the file does not have, and write it after each; 0 processes: in this one."""
     found: Found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    left = [job for job in jobs(topic) if str(job[2]) not in found.get(job[0], {}).get(job[1], {})]
+    left = [job for job in asked.jobs(topic) if str(job[2]) not in found.get(job[0], {}).get(job[1], {})]
     left.sort(key=lambda job: job[2])  # all that a seed needs before the next: a table is soon complete
     if not processes:
         for job in left:

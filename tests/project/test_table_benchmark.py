@@ -8,6 +8,7 @@ import polars
 import pytest
 from benchmarks.tables import choose, curve, missing, small
 from benchmarks.tables import jobs as command
+from benchmarks.tables.__main__ import main
 from benchmarks.tables.problems import PROBLEMS, Problem, breast
 from benchmarks.tables.rivals import RIVALS
 from benchmarks.tables.training import federated, one_place, run_config
@@ -40,12 +41,13 @@ def test_results_are_of_the_jobs_and_the_choice_is_of_other_seeds() -> None:
         found = json.loads(path.read_text(encoding="utf-8"))
         done = [(p, what, int(seed)) for p, runs in found.items() for what, by in runs.items() for seed in by]
         assert done == [job for job in command.jobs(topic) if job in set(done)], f"in the order of {topic}"
-    compared = tables.read("")
+    compared, first = tables.read(""), tuple(map(str, command.SEEDS[: command.SPLITS]))
     assert list(compared) == list(PROBLEMS)
     assert len(compared) >= 6
     for runs in compared.values():  # every model on the same splits
         assert list(runs) == list(RIVALS)
-        assert len({tuple(by_seed) for by_seed in runs.values()}) == 1
+        assert {tuple(by_seed)[: command.SPLITS] for by_seed in runs.values()} == {first}
+        assert list(runs[tables.OURS]) == list(runs[tables.LOGISTIC])  # what needs more splits has the same
     assert not set(command.SEEDS) & {*choose.SEEDS, *curve.SEEDS, *range(small.SPLITS)}
 
 
@@ -78,15 +80,20 @@ def test_every_model_trains_and_what_is_done_is_not_done_again(
     toy = Problem("toy", frame, {"a": ["x"], "b": ["town", "noise"]}, classes, "a")
     monkeypatch.setattr(command, "PROBLEMS", {"toy": lambda: toy})
     command._problem.cache_clear()
-    monkeypatch.setattr(command, "SEEDS", range(5, 6))
+    monkeypatch.setattr(command, "SEEDS", range(5, 7))
     path = tmp_path / "tables.json"
-    command.work("test", path)
+    command.work("test", path, asked=command.Asked(2, ["toy"], [tables.LOGISTIC]))  # more splits of one model
+    assert list(json.loads(path.read_text(encoding="utf-8"))["toy"]) == [tables.LOGISTIC]
+    command.work("test", path, asked=command.Asked(splits=1))
     found = json.loads(path.read_text(encoding="utf-8"))["toy"]
-    assert set(found) == set(RIVALS)
+    assert {what: list(by) for what, by in found.items()} == {
+        **{what: ["5"] for what in RIVALS},
+        tables.LOGISTIC: ["5", "6"],
+    }
     assert found["label holder alone"]["5"]["auc"] < 0.8 < found["EF-VFL"]["5"]["auc"]  # neither knows it alone
     assert found["EF-VFL"]["5"]["bytes_up"] < 0.5 * found["SVFL"]["5"]["bytes_up"]
     capsys.readouterr()
-    command.work("test", path)
+    command.work("test", path, asked=command.Asked(splits=1))
     assert capsys.readouterr().out == ""
     result = federated(toy, toy.choice(0), 0, {"epochs": 1}, bins=0)
     assert result.epochs == 1
@@ -136,6 +143,18 @@ def test_a_verdict_follows_from_the_better_of_the_others(case: str, ours: float,
     assert said in missing_rows.verdicts(lacking(ours, 0.7, case))[0]
 
 
+@pytest.mark.parametrize(("table", "named"), [("toys", "--tables"), ("breast", "")])
+def test_what_is_not_there_cannot_be_asked_for(table: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["test", "--splits", "0" if not named else "5", "--tables", table])
+    error = capsys.readouterr().err
+    assert (
+        f"--tables: expected some of {', '.join(PROBLEMS)}, got toys." in error
+        if named
+        else "--splits: expected 1" in error
+    )
+
+
 def results(*differences: float) -> tables.Found:
     """Scores of one table on some splits, on which the federation is so far above every rival."""
     ours = {str(seed): {"auc": 0.8 + d} for seed, d in enumerate(differences)}
@@ -160,3 +179,14 @@ def test_the_error_of_a_difference_grows_because_splits_share_rows() -> None:
     apart, error = tables.differences(results(0.01, 0.03), "toy", tables.TREES)
     assert apart == pytest.approx(0.02)
     assert error == pytest.approx(np.std([0.01, 0.03], ddof=1) * (1 / 2 + 3 / 7) ** 0.5)
+
+
+def test_both_errors_of_a_difference_are_of_the_splits_that_both_models_have() -> None:
+    found = results(0.01, 0.03, 0.2)
+    del found["toy"][tables.LOGISTIC]["2"]  # type: ignore[attr-defined]
+    for by_seed in found["toy"].values():
+        for result in by_seed.values():
+            result["log_loss"] = 1 - result["auc"]
+    row = tables.linear_table(found)[-1]
+    assert row.startswith("| toy | 2 | 2, 0 | +0.02000 | ± 0.01000 | ± 0.01")
+    assert tables.plain_error(tables.by_split(found, "toy", tables.LOGISTIC)) == pytest.approx(0.01)
