@@ -9,6 +9,7 @@ import pytest
 from networks import FAULTS, Transport, assert_same, config, networked, reference, with_missing_rows
 
 from efvfl.compress import REGISTRY
+from efvfl.core.methods import METHODS
 from efvfl.errors import ConfigError, LinkError
 from efvfl.network.links.faulty import Faults, FaultyWire
 from efvfl.network.links.wire import memory_pair
@@ -103,6 +104,8 @@ PRIVATE: dict[str, Settings] = {
     "down-label-holder": {"method": {"compressor": TOPK, "down": QSGD}, "label_holder": HOLDER},
     "first-visits": {"method": {"compressor": TOPK, "first": {"name": "uniform", "levels": 15}}},
     "cached": {"agreement": {"cached": {"steps": 3, "batches": 2}}, "method": {"compressor": TOPK, "down": TOPK}},
+    "fedbcd": {"method": {"name": "fedbcd", "options": {"updates": 3}}},
+    "celu": {"method": {"name": "celu", "options": {"updates": 3, "batches": 2}}, "label_holder": HOLDER},
     "cached-label-holder": {"agreement": {"cached": {"steps": 2}}, "label_holder": HOLDER, "model": NORMED},
     "window": {"agreement": {"pipeline": 4}, "method": {"compressor": {"name": "uniform", "levels": 1}}},
     "window-cached": {
@@ -119,6 +122,7 @@ PRIVATE: dict[str, Settings] = {
 }
 OFTEN = {"network": {"save_steps": 1}}  # every participant saves itself, and forgets, after every step
 SHARED_ONLY: dict[str, Settings] = {
+    "relay-fedbcd": {"agreement": SHARED, "method": {"name": "fedbcd", "options": {"updates": 3}}},
     "replicate-label-holder": {
         "agreement": SHARED | {"fusion": "replicate", "digest_every": 2},
         "label_holder": HOLDER,
@@ -202,6 +206,9 @@ SAMPLE = [
     "relay-replicate-batch-2",
     "aggregate-compress-all-1",
     "private-start-exact",
+    "private-fedbcd",
+    "relay-fedbcd",
+    "private-celu",
     "relay-label-holder",
     "private-normed",
     "private-down-efvfl",
@@ -278,6 +285,10 @@ def test_so_does_one_over_a_bad_network(case: str, seed: int, tmp_path: Path) ->
 @pytest.mark.system
 def test_so_does_one_over_a_bad_network_of_sockets(tmp_path: Path) -> None:
     holds("private-efvfl-topk_qsgd", tmp_path, "faulty-grpc")
+
+
+def test_every_named_method_is_among_the_cases() -> None:
+    assert set(METHODS) <= {case.get("method", {}).get("name") for case in CASES.values()}
 
 
 def test_the_cases_differ_from_each_other() -> None:

@@ -48,9 +48,9 @@ class Choices:
     def of(cls, method: Method, agreement: Agreement, **others: object) -> Choices:
         """Return the choices that a method and an agreement make, and others by name."""
         return cls(
-            agreement=agreement,
+            agreement=method.agreed(agreement),
             **of_memories(method),
-            lossless=method.name == "svfl",
+            lossless=method.lossless,
             down=method.down != Link(),
             fusion=method.fusion != Link(),
             fusion_chosen=method.compresses_fusion,
@@ -59,9 +59,10 @@ class Choices:
             **others,  # type: ignore[arg-type]
         )
 
-    def with_memories(self, method: Method) -> Choices:
-        """Return these choices with what only the method itself knows of its memories, which may be yours."""
-        return replace(self, **of_memories(method))
+    def with_method(self, method: Method) -> Choices:
+        """Return these choices with what only the method itself knows, for it and its memories may be yours."""
+        agreement = method.agreed(self.agreement)
+        return replace(self, agreement=agreement, lossless=method.lossless, **of_memories(method))
 
     @property
     def shared(self) -> bool:

@@ -48,7 +48,8 @@ class Plan:
     mapped: Path | None = None  # each participant's own choice: a folder where memories are in files; None: in RAM
 
     def __post_init__(self) -> None:
-        """Refuse a compressor of a party that there is not."""
+        """Agree on what the method asks for as well; refuse a compressor of a party that there is not."""
+        object.__setattr__(self, "agreement", self.method.agreed(self.agreement))
         for name in self.method.parties:
             if name not in self.names:
                 raise ConfigError(f"method.parties has {name!r}, which is not a party. {nearest(name, self.names)}")
