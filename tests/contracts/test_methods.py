@@ -20,28 +20,29 @@ from efvfl.network.links.frame import FrameKind
 
 Settings = dict[str, Any]
 
-UPDATES: dict[str, Settings] = {
+METHODS: dict[str, Settings] = {
+    "sent only": {"compressor": {"name": "topk", "ratio": 0.3}, "down": {"name": "sign"}, "cotangents": "sent"},
     "fedbcd": {"name": "fedbcd", "options": {"updates": 3}},
     "celu": {"name": "celu", "options": {"updates": 3, "batches": 2}},
 }
 
 
 @pytest.mark.parametrize("who", ["left", ""])
-@pytest.mark.parametrize("name", UPDATES)
-def test_cached_updates_of_a_method_go_on_after_a_kill(name: str, who: str, rows: Path, tmp_path: Path) -> None:
-    run = small(rows, save_steps=2, method=UPDATES[name])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_goes_on_after_a_kill(name: str, who: str, rows: Path, tmp_path: Path) -> None:
+    run = small(rows, save_steps=2, method=METHODS[name])
     fate = FrameFate(FrameKind.REPLY, "out" if who else "in", nth=6)
     assert_same(reference(run), disturbed(run, tmp_path, who, fate))
 
 
 def test_a_method_in_a_file_is_the_agreement_that_it_stands_for() -> None:
     by_hand = {"cached": {"steps": 2, "batches": 1, "angle": 180.0}}
-    runs = [config(method=UPDATES["fedbcd"]), config(method={"name": "svfl"}, agreement=by_hand)]
+    runs = [config(method=METHODS["fedbcd"]), config(method={"name": "svfl"}, agreement=by_hand)]
     left, right = (reference(run) for run in runs)
     assert_same(left, right)
     shared = {"labels": "shared"}
     runs = [
-        config(method=UPDATES["fedbcd"], agreement=shared),
+        config(method=METHODS["fedbcd"], agreement=shared),
         config(method={"name": "svfl"}, agreement=shared | {"local_steps": 3}),
     ]
     left, right = (reference(run) for run in runs)

@@ -13,7 +13,7 @@ from efvfl.config.memories import memory_from
 from efvfl.config.parsing import arguments
 from efvfl.core.agreement import Agreement
 from efvfl.core.memory import Start
-from efvfl.core.methods import METHODS, Method
+from efvfl.core.methods import METHODS, Cotangents, Method
 from efvfl.errors import ConfigError, describe, nearest
 
 
@@ -29,6 +29,7 @@ class MethodConfig:
     start: Start = "compressed"  # exact: first reports are not compressed; mean: memories start at a mean
     first: dict[str, Any] = field(default_factory=dict)  # compressor of a row's first report; empty: as the others
     memory: dict[str, Any] = field(default_factory=dict)  # what both ends remember; empty: error_feedback (EF21)
+    cotangents: Cotangents = "all"  # private labels: sent: only those entries go down that the report has changed
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of fedbcd, celu or your own method
 
     def __post_init__(self) -> None:
@@ -80,7 +81,13 @@ class MethodConfig:
         """Return what the tables of the file mean, by the name of the argument that takes it."""
         own = {name: made for name, table in self.parties.items() if (made := compressor_from(table))}
         tables = {name: compressor_from(getattr(self, name)) for name in ("compressor", "down", "fusion", "first")}
-        return {**tables, "parties": own, "start": self.start, "memory": memory_from(self.memory)}
+        return {
+            **tables,
+            "parties": own,
+            "start": self.start,
+            "memory": memory_from(self.memory),
+            "cotangents": self.cotangents,
+        }
 
     def _own(self) -> Callable[..., Method]:
         found = user_code.named(self.name, "method")

@@ -197,6 +197,7 @@ class RunConfig:
             idle_memory=not remembers and bool(method.memory),
             lossless=method.lossless,
             down=bool(method.down),
+            sent_only=method.cotangents == "sent",
             fusion=bool(method.fusion),
             start=method.start,
             first=bool(method.first),

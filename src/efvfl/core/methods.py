@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, get_args
+from typing import Final, Literal, get_args
 
 from efvfl.compress import Compressor, Identity
 from efvfl.core import ranges
-from efvfl.core.agreement import Agreement, CachedSteps
+from efvfl.core.agreement import Agreement, CachedSteps, check_word
 from efvfl.core.memories import Direct, ErrorFeedback, Memory
 from efvfl.core.memory import Start
 from efvfl.errors import ConfigError, describe, nearest
+
+Cotangents = Literal["all", "sent"]
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,17 @@ class Method:
     fusion: Link = NOTHING_CHOSEN
     parties: Mapping[str, Compressor] = field(default_factory=dict)  # of representations, in place of that of `up`
     cached: CachedSteps = field(default_factory=CachedSteps)  # what is learnt between rounds from what is remembered
+    cotangents: Cotangents = "all"  # private labels: all entries go down, or those that the report has changed
     local_steps: int = 1  # updates of every block in one round with shared labels, in place of `cached`
 
     def __post_init__(self) -> None:
-        """Refuse what is no compressor."""
+        """Refuse what is no compressor, and words that nobody knows."""
+        check_word("cotangents", self.cotangents, Cotangents)
+        if self.cotangents == "sent" and (self.down.start, self.down.first) != ("compressed", None):
+            raise ConfigError(
+                "cotangents = 'sent': expected a downlink without a start and a first compressor, got one: which "
+                "entries went down before is not remembered. Leave it out."
+            )
         ranges.check("method.local_steps", self.local_steps)
         for name, own in self.parties.items():
             if not isinstance(own, Compressor):
@@ -129,8 +138,12 @@ def cvfl(
     down: Compressor | None = None,
     fusion: Compressor | None = None,
     parties: Mapping[str, Compressor] | None = None,
+    cotangents: Cotangents = "all",
 ) -> Method:
     """Return compressed VFL (Castiglia et al.): every value is compressed on its own; some `parties` in their own way.
+
+    With `cotangents` 'sent', a cotangent goes down only where the party's report has changed an entry: for a sparse
+    compressor such as top-k.
 
     >>> from efvfl import TopK
     >>> cvfl(TopK(0.1)).up.memory
@@ -142,6 +155,7 @@ def cvfl(
         NOTHING_CHOSEN if down is None else Link(down),
         NOTHING_CHOSEN if fusion is None else Link(fusion),
         parties or {},
+        cotangents=cotangents,
     )
 
 
@@ -153,13 +167,14 @@ def efvfl(
     first: Compressor | None = None,
     memory: Memory | None = None,
     parties: Mapping[str, Compressor] | None = None,
+    cotangents: Cotangents = "all",
 ) -> Method:
     """Return EF-VFL: the *change* against a memory that both ends keep is compressed.
 
     A row's first report goes through `first`, if it is given, or uncompressed, if the start is 'exact'. With the start
     'mean', the first report also has the mean of its rows' values, and the memory starts there instead of at zero.
     `memory` is another one for all directions, in place of error feedback (EF21).
-    `parties` are those that have a compressor of their own.
+    `parties` are those that have a compressor of their own. `cotangents` is as for `cvfl`.
 
     >>> from efvfl import QSGD, TopK
     >>> method = efvfl(TopK(0.1), down=QSGD(4))
@@ -173,6 +188,7 @@ def efvfl(
         NOTHING_CHOSEN if down is None else Link(down, memory),
         NOTHING_CHOSEN if fusion is None else Link(fusion, memory),
         parties or {},
+        cotangents=cotangents,
     )
 
 

@@ -128,6 +128,11 @@ class Plan:
             return Link(memory=ErrorFeedback()) if self.agreement.asynchronous.on and direction == "up" else svfl().up
         return self.method.up_of(name) if direction == "up" else self.method.down
 
+    def answers_in_part(self, name: str) -> bool:
+        """Whether a party's cotangents have only those entries that its report changed at the server."""
+        beside = self.agreement.private and name == self.label_holder
+        return self.method.cotangents == "sent" and not beside
+
     def channel(self, name: str, direction: Direction, key: int | None = None) -> Channel:
         """Return one end of the channel that carries a party's representation (up) or cotangent (down).
 
