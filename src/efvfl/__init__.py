@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from efvfl.core.label_release import LabelRelease
     from efvfl.core.losses import Loss
     from efvfl.core.memories import EF14, Decay, Direct, EControl, ErrorFeedback, Memory, Momentum
-    from efvfl.core.methods import Link, Method, cvfl, efvfl, svfl
+    from efvfl.core.methods import Link, Method, celu, cvfl, efvfl, fedbcd, svfl
     from efvfl.core.optimizer import Optimizer
     from efvfl.core.party_training import PartyTraining
     from efvfl.core.protection import Protection
@@ -80,7 +80,7 @@ _HOMES = {
     "core.accountant": ("Accountant",),
     "core.agreement": ("Agreement", "CachedSteps", "PrivateLabels", "Quorum", "SharedLabels"),
     "core.memories": ("EF14", "Decay", "Direct", "EControl", "ErrorFeedback", "Memory", "Momentum"),
-    "core.methods": ("Link", "Method", "cvfl", "efvfl", "svfl"),
+    "core.methods": ("Link", "Method", "celu", "cvfl", "efvfl", "fedbcd", "svfl"),
     "wire.message": ("Message",),
     "wire.packet": ("Packet",),
     "core.protection": ("Protection",),
@@ -143,8 +143,10 @@ __all__ = [
     "VerticalRegressor",
     "VisitNoise",
     "WandbLogger",
+    "celu",
     "cvfl",
     "efvfl",
+    "fedbcd",
     "federate",
     "place",
     "svfl",

@@ -9,6 +9,7 @@ import pytest
 from networks import FAULTS, Transport, assert_same, config, networked, reference, with_missing_rows
 
 from efvfl.compress import REGISTRY
+from efvfl.core.methods import METHODS
 from efvfl.data.digits import NAMES
 from efvfl.errors import ConfigError, LinkError
 from efvfl.network.links.faulty import Faults, FaultyWire
@@ -116,9 +117,17 @@ PRIVATE: dict[str, Settings] = {
     "down-efvfl": {"method": {"compressor": TOPK, "down": QSGD}},
     "down-cvfl": {"method": {"name": "cvfl", "compressor": QSGD, "down": TOPK}},
     "down-all-rows": {"method": {"compressor": TOPK, "down": TOPK}, "agreement": {"reports": "all"}},
+    "sent-only": {"method": {"compressor": TOPK, "cotangents": "sent"}},
+    "sent-only-both-ways": {
+        "method": {"compressor": TOPK, "down": QSGD, "cotangents": "sent"},
+        "agreement": {"pipeline": 3},
+        "label_holder": HOLDER,
+    },
     "down-label-holder": {"method": {"compressor": TOPK, "down": QSGD}, "label_holder": HOLDER},
     "first-visits": {"method": {"compressor": TOPK, "first": {"name": "uniform", "levels": 15}}},
     "cached": {"agreement": {"cached": {"steps": 3, "batches": 2}}, "method": {"compressor": TOPK, "down": TOPK}},
+    "fedbcd": {"method": {"name": "fedbcd", "options": {"updates": 3}}},
+    "celu": {"method": {"name": "celu", "options": {"updates": 3, "batches": 2}}, "label_holder": HOLDER},
     "cached-label-holder": {"agreement": {"cached": {"steps": 2}}, "label_holder": HOLDER, "model": NORMED},
     "window": {"agreement": {"pipeline": 4}, "method": {"compressor": {"name": "uniform", "levels": 1}}},
     "window-cached": {
@@ -135,6 +144,7 @@ PRIVATE: dict[str, Settings] = {
 }
 OFTEN = {"network": {"save_steps": 1}}  # every participant saves itself, and forgets, after every step
 SHARED_ONLY: dict[str, Settings] = {
+    "relay-fedbcd": {"agreement": SHARED, "method": {"name": "fedbcd", "options": {"updates": 3}}},
     "replicate-label-holder": {
         "agreement": SHARED | {"fusion": "replicate", "digest_every": 2},
         "label_holder": HOLDER,
@@ -180,6 +190,7 @@ MISSING: dict[str, Settings] = {  # rows that some parties lack
     "private-shown": {"fusion": {"combine": "concat", "shows_presence": True}, "method": {"compressor": TOPK}},
     "relay-shown": {"fusion": {"shows_presence": True}, "agreement": SHARED},
     "private-start": {"method": {"compressor": TOPK, "start": "mean", "first": QSGD}, "agreement": {"subsets": "off"}},
+    "private-sent-only": {"method": {"compressor": TOPK, "down": QSGD, "cotangents": "sent"}} | CONCAT,
     "private-window": {"agreement": {"pipeline": 4}, "method": {"compressor": TOPK}, "batch_order": "independent"},
     "private-patience": {"patience": 1, "epochs": 4, "optimizer": {"name": "SGD", "lr": 20.0}} | CONCAT,
     "relay": CONCAT | {"agreement": SHARED, "label_holder": HOLDER},
@@ -219,6 +230,10 @@ SAMPLE = [
     "relay-replicate-batch-2",
     "aggregate-compress-all-1",
     "private-start-exact",
+    "private-fedbcd",
+    "relay-fedbcd",
+    "private-celu",
+    "private-sent-only",
     "relay-label-holder",
     "private-normed",
     "private-down-efvfl",
@@ -291,6 +306,10 @@ def test_so_does_one_over_a_bad_network(case: str, seed: int, tmp_path: Path) ->
 @pytest.mark.system
 def test_so_does_one_over_a_bad_network_of_sockets(tmp_path: Path) -> None:
     holds("private-cvfl-qsgd", tmp_path, "faulty-grpc")
+
+
+def test_every_named_method_is_among_the_cases() -> None:
+    assert set(METHODS) <= {case.get("method", {}).get("name") for case in CASES.values()}
 
 
 def test_the_cases_differ_from_each_other() -> None:

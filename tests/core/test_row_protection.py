@@ -52,9 +52,9 @@ def sent_through(channel: Channel) -> list[Tensor]:
     found: list[Tensor] = []
     honest = channel.send
 
-    def listening(rows: Rows, value: Tensor, step: int) -> tuple[Packets, Tensor]:
+    def listening(rows: Rows, value: Tensor, step: int, where: Tensor | None = None) -> tuple[Packets, Tensor]:
         found.append(value)
-        return honest(rows, value, step)
+        return honest(rows, value, step, where)
 
     channel.send = listening  # type: ignore[method-assign]
     return found

@@ -28,6 +28,7 @@ TWO = {"asynchronous": {"reports": 2}}  # the same in a file
 # For every rule, in the order of the table: choices that break it and no other, and the same in a run file.
 BROKEN: list[tuple[Choices, dict[str, Any] | None]] = [
     (Choices(SHARED, down=True), {"agreement": {"labels": "shared"}, "method": {"down": {"name": "sign"}}}),
+    (Choices(SHARED, sent_only=True), {"agreement": {"labels": "shared"}, "method": {"cotangents": "sent"}}),
     (Choices(fusion=True), {"method": {"fusion": {"name": "sign"}}}),
     (Choices(COMPRESS), {"agreement": {"labels": "shared", "fusion": "compress"}}),
     (Choices(SHARED, protect=True), {"agreement": {"labels": "shared"}, "protect": {"clip": 1.0}}),

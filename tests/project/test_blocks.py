@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shlex
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ import torch
 from documents import DOCUMENTS, Block, blocks, blocks_of
 from paths import ROOT
 
+from efvfl import Momentum, TopK
 from efvfl.cli.main import _parser, main
 from efvfl.config import own_file
-from efvfl.config.run_file import RunConfig, read
+from efvfl.config.run_file import RunConfig, load, read
 from efvfl.experiments import experiment_file
 from efvfl.runs.run import train
 
@@ -41,6 +43,7 @@ OWN_TOML = {
     "docs/reproduce.md": "tests/project/test_blocks.py::test_the_experiment_file",
     "docs/first-federation.md": "tests/project/test_blocks.py::test_files_and_commands_of_a_tutorial",
     "docs/own-model.md": "tests/project/test_blocks.py::test_files_and_commands_of_a_tutorial",
+    "docs/own-method.md": "tests/project/test_blocks.py::test_a_method_of_ones_own_in_a_file",
     "docs/credit.md": "tests/project/test_credit.py::test_two_tables_become_predictions_and_equal_one_process",
     "docs/flights.md": "tests/project/test_flights.py::test_three_tables_become_predictions_with_all_and_without_one",
 }
@@ -220,6 +223,19 @@ def test_files_and_commands_of_a_tutorial(page: str, tmp_path: Path, monkeypatch
     (records,) = Path("runs").glob("*/records.jsonl")
     epochs = [json.loads(line)["epoch"] for line in records.read_text().splitlines()]
     assert epochs == list(range(1, tomllib.loads(fewer)["epochs"] + 1))
+
+
+def test_a_method_of_ones_own_in_a_file(tmp_path: Path) -> None:
+    source, (settings,) = blocks("docs/own-method.md", "python")[1], blocks("docs/own-method.md", "toml")
+    (name,) = re.findall(r"^# ([\w.]+)", source)
+    (tmp_path / name).write_text(source, encoding="utf-8")
+    (tmp_path / "run.toml").write_text(f"epochs = 2\n[data]\nsubset = 100\n{settings}", encoding="utf-8")
+    try:
+        assert train(tmp_path / "run.toml", tmp_path / "run")[-1].epoch == 2
+        method = load(tmp_path / "run.toml").method.build()
+    finally:
+        sys.modules.pop("growing", None)
+    assert (method.up.memory, method.up.compressor.at(60)) == (Momentum(0.5), TopK(0.3))
 
 
 def test_the_files_of_a_deployment(tmp_path: Path) -> None:

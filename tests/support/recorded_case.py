@@ -54,6 +54,10 @@ def runs() -> dict[str, Settings]:
     found["pipeline-shared"] = {"agreement": SHARED | {"pipeline": True}, "method": {"compressor": QSGD}}
     found["window"] = {"agreement": {"pipeline": 3}, "method": {"compressor": {"name": "uniform", "scale": "row"}}}
     found["cached"] = {"agreement": {"cached": {"steps": 2, "batches": 3}}, "method": {"compressor": TOPK}}
+    found["celu"] = {"method": {"name": "celu", "options": {"updates": 3, "batches": 3}}}
+    found["fedbcd-shared"] = {"method": {"name": "fedbcd", "options": {"updates": 2}}, "agreement": SHARED}
+    found["sent-only"] = {"method": {"compressor": TOPK, "cotangents": "sent"}}
+    found["sent-only-down"] = {"method": {"compressor": TOPK, "down": QSGD, "cotangents": "sent"}}
     found["first"] = {"method": {"compressor": TOPK, "first": {"name": "uniform", "levels": 3}}}
     found["bfloat16"] = {"agreement": {"memory_dtype": "bfloat16"}, "method": {"compressor": TOPK}}
     found["label-holder"] = {"label_holder": "b", "method": {"compressor": TOPK}}

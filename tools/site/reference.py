@@ -42,6 +42,8 @@ AREAS = (
             "efvfl",
             "svfl",
             "cvfl",
+            "fedbcd",
+            "celu",
             "Method",
             "Link",
             "Agreement",

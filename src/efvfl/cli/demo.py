@@ -28,7 +28,7 @@ LINE = Line()
 def configs() -> dict[str, RunConfig]:
     """Return the four runs by name."""
     found = {
-        title: replace(BASE, method=MethodConfig(name, COMPRESSOR, COMPRESSOR))  # type: ignore[arg-type]
+        title: replace(BASE, method=MethodConfig(name, COMPRESSOR, COMPRESSOR))
         for title, name in (("SVFL", "svfl"), ("CVFL", "cvfl"), ("EF-VFL", "efvfl"))
     }
     return found | {"+ cached": with_setting(BASE, Setting(TERNARY, ROW_7, cached=9))}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import date, time
+from inspect import Parameter, signature
 from math import isfinite
 from pathlib import Path
 from types import UnionType
@@ -48,6 +50,33 @@ def read(cls: type[Parsed], table: dict[str, Any], where: str) -> Parsed:
         if f.default is MISSING and f.default_factory is MISSING and name not in table:
             raise ConfigError(f"{where}: the key {name!r} is missing.")
     return cls(**{key: _value(hints[key], value, f"{where}: {key}") for key, value in table.items()})
+
+
+def arguments(
+    function: Callable[..., Any], table: dict[str, Any], where: str, leave: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return a table as arguments of a function by their names, checked as `read` does; those to `leave` are none.
+
+    >>> arguments(divmod, {"x": 7}, "options")
+    Traceback (most recent call last):
+    efvfl.errors.ConfigError: options: unknown key 'x'. Nothing can be set here.
+    """
+    try:
+        hints = get_type_hints(function)
+    except NameError:  # a user's function may be annotated with what only its type checker imports
+        hints = {}
+    named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    known = {name: p for name, p in signature(function).parameters.items() if p.kind in named and name not in leave}
+    for key in table:
+        if key not in known:
+            advice = nearest(key, known) if known else "Nothing can be set here."
+            raise ConfigError(f"{where}: unknown key {key!r}. {advice}")
+    for name, parameter in known.items():
+        if parameter.default is Parameter.empty and name not in table:
+            raise ConfigError(f"{where}: the key {name!r} is missing.")
+    return {
+        key: _value(hints[key], value, f"{where}: {key}") if key in hints else value for key, value in table.items()
+    }
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:

@@ -12,15 +12,14 @@ from efvfl.config.agreement import AgreementConfig as AgreementConfig
 from efvfl.config.column_types import ColumnType
 from efvfl.config.compressors import compressor_from as compressor_from
 from efvfl.config.data import DataConfig as DataConfig
-from efvfl.config.memories import kind_of, memory_from
+from efvfl.config.memories import kind_of
+from efvfl.config.method import MethodConfig as MethodConfig
 from efvfl.config.network import NetworkConfig as NetworkConfig
 from efvfl.config.network import check_address as check_address
 from efvfl.config.parsing import parse
 from efvfl.config.parsing import read as read
 from efvfl.config.party_training import PartyTrainingConfig as PartyTrainingConfig
 from efvfl.core import ranges, rules
-from efvfl.core.memory import Start
-from efvfl.core.methods import Method, cvfl, efvfl, svfl
 from efvfl.core.protection import Protection
 from efvfl.core.row_protection import RowProtection
 from efvfl.errors import ConfigError, system_text
@@ -84,35 +83,6 @@ def _refuse_useless(module: ModelConfig | FusionConfig, table: str, names: tuple
             raise ConfigError(
                 f"{table}.{f.name} is set, but it would have no effect: {module.name!r} does not get it. {advice}."
             )
-
-
-@dataclass(frozen=True)
-class MethodConfig:
-    """What is compressed, and how."""
-
-    name: Literal["svfl", "cvfl", "efvfl"] = "efvfl"
-    compressor: dict[str, Any] = field(default_factory=lambda: {"name": "topk", "ratio": 0.1})
-    down: dict[str, Any] = field(default_factory=dict)  # compressor of cotangents (private labels); empty: none
-    fusion: dict[str, Any] = field(default_factory=dict)  # compressor of x0 (agreement.fusion = "compress")
-    parties: dict[str, dict[str, Any]] = field(default_factory=dict)  # compressors of parties that have their own
-    start: Start = "compressed"  # exact: first reports are not compressed; mean: memories start at a mean
-    first: dict[str, Any] = field(default_factory=dict)  # compressor of a row's first report; empty: as the others
-    memory: dict[str, Any] = field(default_factory=dict)  # what both ends remember; empty: error_feedback (EF21)
-
-    def build(self) -> Method:
-        """Return the method."""
-        if self.name == "svfl":
-            return svfl()
-        tables = (self.compressor, self.down, self.fusion, self.first)
-        compressor, down, fusion, first = (compressor_from(table) for table in tables)
-        if compressor is None:
-            raise ConfigError(
-                f"method.name = {self.name!r} needs a compressor, such as {{ name = 'topk', ratio = 0.1 }}."
-            )
-        own = {name: made for name, table in self.parties.items() if (made := compressor_from(table))}
-        if self.name == "cvfl":
-            return cvfl(compressor, down, fusion, own)
-        return efvfl(compressor, down, fusion, self.start, first, memory_from(self.memory), own)
 
 
 @dataclass(frozen=True)
@@ -219,14 +189,15 @@ class RunConfig:
     @property
     def choices(self) -> rules.Choices:
         """What the table of rules looks at. Nothing of yours is imported for it: that may not be possible yet."""
-        method, kind, remembers = self.method, kind_of(self.method.memory), self.method.name == "efvfl"
+        method, kind, remembers = self.method, kind_of(self.method.memory), self.method.remembers
         return rules.Choices(
-            agreement=self.agreement.build(),
+            agreement=method.agreed(self.agreement.build()),
             memory=remembers and kind.surrogate,
             own=remembers and bool(kind.own),
             idle_memory=not remembers and bool(method.memory),
-            lossless=method.name == "svfl",
+            lossless=method.lossless,
             down=bool(method.down),
+            sent_only=method.cotangents == "sent",
             fusion=bool(method.fusion),
             start=method.start,
             first=bool(method.first),

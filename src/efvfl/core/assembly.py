@@ -48,17 +48,17 @@ def make_server(
 ) -> Server:
     """Assemble the server from what it alone holds: all targets, fusion model, private seed and protection."""
     block = Block(fusion, plan.optimizer, plan.batches.per_epoch)
+    ups = {name: plan.channel(name, "up") for name in plan.names}
     label_mode: ServerLabelMode
     if plan.agreement.shared:
         label_mode = SharedLabelsServer(plan, _sender(plan, plan.agreement.shared, block, private_seed))
     else:
         downs = {name: plan.channel(name, "down", derive(private_seed, "noise", name)) for name in plan.names}
-        label_mode = PrivateLabelsServer(plan, fusion, downs, protect, derive(private_seed, "protect"))
+        label_mode = PrivateLabelsServer(plan, fusion, ups, downs, protect, derive(private_seed, "protect"))
     evaluation: ServerEvaluation | None = None
     if plan.held_out:
         channels = {name: plan.validation_channel(name) for name in plan.names}
         evaluation = ServerEvaluation(plan, block, held_out or {}, channels)
-    ups = {name: plan.channel(name, "up") for name in plan.names}
     noise: OutputNoise | None = None
     if protect and protect.visits.on:
         noise = OutputNoise(plan, targets, protect.visits, derive(private_seed, "visits"))

@@ -80,6 +80,7 @@ class Channel:
         self.what = what
         self.seconds = 0.0  # spent in codecs
         self.watch: SendWatch | None = None  # sees what is sent, and changes nothing
+        self.change: Tensor | None = None  # what was decoded of the last packets that were sent or received
         # The last packets, decoded, and the surrogate then.
         self._received: tuple[Packets, Tensor, Tensor] | None = None
         self._firsts: tuple[bool, ...] = (False,)  # which of the last packets are of first visits
@@ -89,18 +90,19 @@ class Channel:
         """Whether values are sent as they are and nothing is remembered."""
         return isinstance(self.compressor, Identity) and isinstance(self.memory.rule, Direct)
 
-    def send(self, rows: Rows, value: Tensor, step: int) -> tuple[Packets, Tensor]:
+    def send(self, rows: Rows, value: Tensor, step: int, where: Tensor | None = None) -> tuple[Packets, Tensor]:
         """Return C(value - G) as packets, and the surrogate that both ends hold after absorbing them.
 
         Rows that are sent for the first time are in a packet of their own, where they have a compressor of their own.
-        Of no rows there is no packet.
+        Of no rows there is no packet. With `where`, bool of the value's shape, only these entries are sent, as a
+        vector, and the change is zero elsewhere.
         """
         value = value.detach()
         started, parts = time.perf_counter(), self._parts(rows)
         residual = self.memory.residual(rows, value)
-        packets = self._packets(parts, residual, step)
+        packets = self._packets(parts, residual, step) if where is None else self._entries(residual, where, step)
         self.seconds += time.perf_counter() - started
-        decoded = self._decoded(parts, packets, value.shape[0])
+        decoded = self.change = self._decoded(parts, packets, value.shape[0], where)
         if self.watch is not None:
             self.watch(step, residual, decoded, packets)
         self.memory.sent(rows, value, decoded)
@@ -123,6 +125,10 @@ class Channel:
             self._encode(self._compressor(first, step), residual if mask is None else residual[mask], step)
             for first, mask in parts
         )
+
+    def _entries(self, residual: Tensor, where: Tensor, step: int) -> Packets:
+        """Return these entries of a residual as a packet, which is empty where there is no such entry."""
+        return (self._encode(self._compressor(False, step), residual[where], step),) if len(residual) else ()
 
     def _mean(self, packets: Packets) -> Tensor:
         return unpack(packets[0], self.width, self.dtype, f"{self.what}, its mean")
@@ -153,15 +159,15 @@ class Channel:
         except CompressionError as error:
             raise CompressionError(f"{self.what} cannot be sent at step {step}: {error}") from error
 
-    def decode(self, rows: Rows, packets: Packets, count: int) -> Tensor:
+    def decode(self, rows: Rows, packets: Packets, count: int, where: Tensor | None = None) -> Tensor:
         """Return the decoded change of `count` rows, or refuse the packets. Nothing is absorbed yet."""
         if self._received is not None and self._received[0] is packets:
             return self._received[1]
-        return self._decoded(self._parts(rows), packets, count)
+        return self._decoded(self._parts(rows), packets, count, where)
 
-    def _decoded(self, parts: Parts, packets: Packets, count: int) -> Tensor:
+    def _decoded(self, parts: Parts, packets: Packets, count: int, where: Tensor | None = None) -> Tensor:
         started = time.perf_counter()
-        decoded = self._decode(parts, packets, count)
+        decoded = self._decode(parts, packets, count) if where is None else self._decode_entries(packets, where)
         self.seconds += time.perf_counter() - started
         return decoded
 
@@ -175,6 +181,15 @@ class Channel:
         if wants_mean:  # the memory is still zero
             return self._mean(packets) + self._decode_parts(parts, packets[1:], count)
         return self._decode_parts(parts, packets, count)
+
+    def _decode_entries(self, packets: Packets, where: Tensor) -> Tensor:
+        if not len(where):
+            return self._nothing(packets)
+        if len(packets) != 1:
+            raise ProtocolError(f"{self.what}: expected 1 packet, got {len(packets)}.")
+        decoded = torch.zeros(where.shape, dtype=self.dtype)
+        decoded[where] = unpack(packets[0], (int(where.sum()),), self.dtype, self.what)
+        return decoded
 
     def _nothing(self, packets: Packets) -> Tensor:
         if packets:
@@ -194,6 +209,7 @@ class Channel:
         """Absorb decoded packets, G[rows] += C; return the surrogate G[rows]."""
         if self._received is None or self._received[0] is not packets:
             self._firsts = tuple(first for first, _ in self._parts(rows))
+            self.change = decoded
             self._received = packets, decoded, self._absorb(rows, packets, decoded)
         return self._received[2]
 

@@ -20,6 +20,7 @@ class Choices:
     idle_memory: bool = False  # whether a memory is named that the method does not use
     lossless: bool = False  # nothing is compressed (SVFL)
     down: bool = False  # whether cotangents are compressed
+    sent_only: bool = False  # whether only those entries of cotangents go down that a report has changed
     fusion: bool = False  # whether something that compresses the fusion model is given
     fusion_chosen: bool = False  # the same, or the identity
     start: str = "compressed"
@@ -47,21 +48,11 @@ class Choices:
     @classmethod
     def of(cls, method: Method, agreement: Agreement, **others: object) -> Choices:
         """Return the choices that a method and an agreement make, and others by name."""
-        return cls(
-            agreement=agreement,
-            **of_memories(method),
-            lossless=method.name == "svfl",
-            down=method.down != Link(),
-            fusion=method.fusion != Link(),
-            fusion_chosen=method.compresses_fusion,
-            start=method.up.start,
-            first=method.up.first is not None,
-            **others,  # type: ignore[arg-type]
-        )
+        return cls(**{**of_method(method, agreement), **others})
 
-    def with_memories(self, method: Method) -> Choices:
-        """Return these choices with what only the method itself knows of its memories, which may be yours."""
-        return replace(self, **of_memories(method))
+    def with_method(self, method: Method) -> Choices:
+        """Return these choices with what only the method itself knows, for it and its memories may be yours."""
+        return replace(self, **of_method(method, self.agreement))
 
     @property
     def shared(self) -> bool:
@@ -84,10 +75,18 @@ class Choices:
         return self.agreement.shared is not None and self.agreement.shared.fusion == how
 
 
-def of_memories(method: Method) -> dict[str, Any]:
-    """Return which memories a method has, as `Choices` calls them."""
+def of_method(method: Method, agreement: Agreement) -> dict[str, Any]:
+    """Return what a method chooses, as `Choices` calls it."""
     return {
+        "agreement": method.agreed(agreement),
         "memory": method.up.memory.surrogate,
         "down_memory": method.down.memory.surrogate,
         "own": any(link.memory.own for link in (method.up, method.down, method.fusion)),
+        "lossless": method.lossless,
+        "down": method.down != Link(),
+        "sent_only": method.cotangents == "sent",
+        "fusion": method.fusion != Link(),
+        "fusion_chosen": method.compresses_fusion,
+        "start": method.up.start,
+        "first": method.up.first is not None,
     }

@@ -20,6 +20,11 @@ from efvfl.core.local_model import LocalModel
 from efvfl.wire.message import Kind, Message
 
 
+def sent_entries(change: Tensor) -> Tensor:
+    """Return which entries of a report changed what the server holds: both ends see the same decoded change."""
+    return change != 0
+
+
 @dataclass(frozen=True)
 class ForwardPass:
     """The representation of some rows, and what it was computed with."""
@@ -36,6 +41,7 @@ class OpenReport:
     rows: Rows  # of the batch
     done: ForwardPass  # of these rows
     surrogate: Tensor  # what the server now holds for these rows
+    sent: Tensor | None = None  # which entries the report changed, bool; None: its cotangent comes whole
 
     @property
     def h(self) -> Tensor:
@@ -76,15 +82,16 @@ class OpenReports:
             return torch.zeros((0, *self.up.width), dtype=self.up.dtype)  # not every layer works on no rows
         return self.model.forward(rows, step, values=values)
 
-    def add(self, step: int, done: ForwardPass, surrogate: Tensor) -> None:
-        """Keep the batch's part of a report."""
+    def add(self, step: int, done: ForwardPass, surrogate: Tensor, change: Tensor | None = None) -> None:
+        """Keep the batch's part of a report; with its decoded change, the answer is about what it changed alone."""
         rows = self.report_rows.batches.rows(step)
         surrogate = self.report_rows.batch(surrogate, step)
         if self.window > 1 and isinstance(rows, slice):
             surrogate = surrogate.clone()  # it is a view of the memory, which the next report changes
         if self.report_rows.all_rows:
             done = replace(done, h=self.report_rows.batch(done.h, step))
-        self.reports.append(OpenReport(rows, done, surrogate))
+        sent = None if change is None else sent_entries(self.report_rows.batch(change, step))
+        self.reports.append(OpenReport(rows, done, surrogate, sent))
 
     def close_oldest(self) -> None:
         """Forget the report that has been learnt from."""
@@ -127,7 +134,7 @@ class OpenReports:
         if self.window > 1:  # else parameters and memory are still as the report left them
             leaves = {name: leaf.detach() for name, leaf in report.done.leaves.items()}
             state |= {"leaves": leaves, "surrogate": report.surrogate}
-        return state
+        return state if report.sent is None else state | {"sent": report.sent}
 
     def load_state_dict(self, state: dict[str, Any], step: int, block: int) -> None:
         """Restore replies, and compute the open reports again without sending them. Model and memory come first."""
@@ -145,4 +152,4 @@ class OpenReports:
         if surrogate is None:
             surrogate = self.report_rows.batch(self.up.surrogate_after(rows, packets, len(h)), step)
         done = ForwardPass(self.report_rows.batch(h, step), saved["buffers"], leaves)
-        self.reports.append(OpenReport(self.report_rows.batches.rows(step), done, surrogate))
+        self.reports.append(OpenReport(self.report_rows.batches.rows(step), done, surrogate, saved.get("sent")))

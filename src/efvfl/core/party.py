@@ -93,6 +93,7 @@ class Party:
         self.open = OpenReports(model, up, self.report_rows, plan.agreement.window)
         self.cached: WorkSet[PartyBatch] = WorkSet(plan.agreement.cached, plan.batches.per_epoch)
         self.local_steps = plan.agreement.local_steps  # Q of this party
+        self.answered_in_part = plan.answers_in_part(name)
         self.step = 0  # the next one to learn from
         self.may_report: Callable[[int], None] = lambda step: None  # refuses to report on a step, by raising
 
@@ -104,7 +105,7 @@ class Party:
         rows = self.report_rows.rows(step)
         h = self.noise.report(done.h, rows, step) if self.noise else done.h
         packets, surrogate = self.up.send(rows, h, step)
-        self.open.add(step, done, surrogate)
+        self.open.add(step, done, surrogate, self.up.change if self.answered_in_part else None)
         digest = self.label_mode.digest(step, self.step)
         return Message(Kind.REPORT, step, blocks({self.number: packets, FUSION: digest}))
 

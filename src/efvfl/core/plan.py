@@ -48,7 +48,8 @@ class Plan:
     mapped: Path | None = None  # each participant's own choice: a folder where memories are in files; None: in RAM
 
     def __post_init__(self) -> None:
-        """Refuse a compressor of a party that there is not."""
+        """Agree on what the method asks for as well; refuse a compressor of a party that there is not."""
+        object.__setattr__(self, "agreement", self.method.agreed(self.agreement))
         for name in self.method.parties:
             if name not in self.names:
                 raise ConfigError(f"method.parties has {name!r}, which is not a party. {nearest(name, self.names)}")
@@ -126,6 +127,11 @@ class Plan:
             # The batch of a report that came late is answered with what is remembered of all, itself included.
             return Link(memory=ErrorFeedback()) if self.agreement.asynchronous.on and direction == "up" else svfl().up
         return self.method.up_of(name) if direction == "up" else self.method.down
+
+    def answers_in_part(self, name: str) -> bool:
+        """Whether a party's cotangents have only those entries that its report changed at the server."""
+        beside = self.agreement.private and name == self.label_holder
+        return self.method.cotangents == "sent" and not beside
 
     def channel(self, name: str, direction: Direction, key: int | None = None) -> Channel:
         """Return one end of the channel that carries a party's representation (up) or cotangent (down).

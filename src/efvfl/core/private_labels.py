@@ -14,7 +14,7 @@ from efvfl.core.batches import Rows
 from efvfl.core.channel import Channel, Packets, blocks
 from efvfl.core.fusion import Fusion, StepContext
 from efvfl.core.fusion_updates import refuse_digest
-from efvfl.core.open_reports import OpenReport
+from efvfl.core.open_reports import OpenReport, sent_entries
 from efvfl.core.plan import Plan
 from efvfl.core.protection import Protection
 from efvfl.errors import ProtocolError
@@ -41,7 +41,7 @@ class PrivateLabelsParty:
             what = f"block {self.number} alone" if expected else "no block for a batch without rows"
             raise ProtocolError(f"expected {what}, got blocks {sorted(answer.packets)}.")
         packets = answer.packets.get(self.number, ())
-        decoded = self.down.decode(report.rows, packets, len(report.h))
+        decoded = self.down.decode(report.rows, packets, len(report.h), report.sent)
         self._cotangent = self.down.receive(report.rows, packets, decoded)
 
     def cotangent(self, h: Tensor, step: int, turn: int) -> Tensor | None:
@@ -82,11 +82,21 @@ class PrivateLabelsServer:
     needs_cotangent = True
 
     def __init__(
-        self, plan: Plan, fusion: Fusion, downs: dict[str, Channel], protection: Protection | None, key: int
+        self,
+        plan: Plan,
+        fusion: Fusion,
+        ups: dict[str, Channel],
+        downs: dict[str, Channel],
+        protection: Protection | None,
+        key: int,
     ) -> None:
-        """Answer every party through its own channel, by name. The key is the server's secret and decides the noise."""
+        """Answer every party through its own channel, by name, what came through that in `ups`.
+
+        The key is the server's secret and decides the noise.
+        """
         self.plan = plan
         self.fusion = fusion
+        self.ups = ups
         self.downs = downs
         self.protection = protection or Protection()
         self.key = key
@@ -105,10 +115,11 @@ class PrivateLabelsServer:
 
         def packets(name: str, cotangent: Tensor) -> Packets:
             channel, rows = self.downs[name], self.plan.batches_of(name).rows(context.step)
+            where = self._sent(name, context.step)
             if context.present:
-                return channel.send(rows, context.present.part(self.plan.number(name) - 1, cotangent), context.step)[0]
-            if not channel.exact:
-                return channel.send(rows, cotangent, context.step)[0]
+                cotangent = context.present.part(self.plan.number(name) - 1, cotangent)
+            if context.present or where is not None or not channel.exact:
+                return channel.send(rows, cotangent, context.step, where)[0]
             if id(cotangent) not in exact:
                 exact[id(cotangent)] = channel.send(rows, cotangent, context.step)[0]
             return exact[id(cotangent)]
@@ -118,6 +129,14 @@ class PrivateLabelsServer:
             for number, (name, cotangent) in enumerate(zip(self.plan.names, cotangents, strict=True), start=1)
             if name in reports
         }
+
+    def _sent(self, name: str, step: int) -> Tensor | None:
+        """Return which entries of the batch a party's report has changed; None: all are answered."""
+        if not self.plan.answers_in_part(name):
+            return None
+        change = self.ups[name].change
+        assert change is not None, "a report is absorbed before it is answered"
+        return sent_entries(self.plan.report_rows_of(name).batch(change, step))
 
     def catch_up(self, name: str, channels: Mapping[str, Channel], rows: Rows) -> dict[int, Packets]:
         """Return nothing: with private labels a party misses nothing of others."""

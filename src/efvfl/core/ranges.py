@@ -49,6 +49,8 @@ RANGES: Final[dict[str, Range]] = {
     "model.width": Range(1, 1 << 20),
     "model.hidden": Range(1, 1 << 20),
     "fusion.hidden": Range(1, 1 << 20),
+    "method.updates": Range(1, 1 << 20),
+    "method.local_steps": Range(1, 1 << 20),
     "agreement.local_steps": Range(1, 1 << 20),
     "agreement.digest_every": Range(1, COUNT),
     "agreement.pipeline": Range(0, 64),

@@ -39,6 +39,13 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.down and c.shared,
     ),
     Rule(
+        "method.cotangents = 'sent'",
+        "shared labels",
+        "no cotangent is sent, so it would have no effect",
+        "Leave it out, or use private labels",
+        lambda c: c.sent_only and c.shared,
+    ),
+    Rule(
         "method.fusion",
         "fusion other than 'compress'",
         "the fusion model is not compressed, so it would have no effect",

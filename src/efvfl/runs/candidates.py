@@ -79,8 +79,9 @@ def candidates(config: RunConfig, rows: int) -> list[Candidate]:
 
 
 def _key(config: RunConfig) -> str:
-    """Return what tells two candidates apart; SVFL ignores compressors."""
-    method = MethodConfig("svfl") if config.method.name == "svfl" else config.method
+    """Return what tells two candidates apart; some methods ignore compressors."""
+    named = MethodConfig(config.method.name, options=config.method.options)
+    method = named if config.method.lossless else config.method
     return repr((config.batch_size, method, config.agreement))
 
 
@@ -117,8 +118,8 @@ def method_name(method: MethodConfig) -> str:
     >>> method_name(MethodConfig("efvfl", {"name": "uniform", "levels": 1}, down={"name": "topk", "ratio": 0.1}))
     'uniform 1, down topk 0.1'
     """
-    if method.name == "svfl":
-        return "SVFL"
+    if method.lossless:
+        return " ".join([method.name.upper(), *map(str, method.options.values())])
     up, down = (" ".join(str(value) for value in table.values()) for table in (method.compressor, method.down))
     remembers = f", {method.memory['name']}" if "name" in method.memory else ""
     return up + (" both ways" if down == up else f", down {down}" if down else "") + remembers
@@ -128,7 +129,8 @@ def to_toml(config: RunConfig) -> str:
     """Return the lines of a run file that a candidate may have changed."""
     method, agreement = config.method, config.agreement
     lines = [f"batch_size = {config.batch_size}", "", "[method]", f'name = "{method.name}"']
-    if method.name != "svfl":
+    lines += [f"options = {_inline(method.options)}"] if method.options else []
+    if not method.lossless:
         lines += [f"{key} = {_inline(table)}" for key in _TABLES if (table := getattr(method, key))]
         lines += [f'start = "{method.start}"'] if method.start != MethodConfig().start else []
     lines += ["", "[agreement]  # beside what it says already", f"pipeline = {_value(agreement.pipeline)}"]

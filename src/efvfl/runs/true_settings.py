@@ -25,7 +25,7 @@ def true_settings(config: RunConfig, rows: Mapping[str, int], network: bool) -> 
     table["data"] = _data(config, table["data"])
     if config.agreement.labels == "private":
         _drop(table["agreement"], _OF_SHARED_LABELS)
-    if config.method.name == "svfl":
+    if config.method.lossless:
         _drop(table["method"], _OF_COMPRESSION)
     if not network:
         _drop(table, ("network",))

@@ -66,7 +66,7 @@ def _evaluation(config: RunConfig, rows: Mapping[str, int], width: int, by_row: 
     held_out = rows.get("validation", 0) + rows.get("test", 0)
     if not watched.by_messages:
         return float(records * held_out * NUMBER * width)
-    at_the_end = NUMBER if config.method.name == "svfl" else FINE_NUMBER
+    at_the_end = NUMBER if config.method.lossless else FINE_NUMBER
     return records * rows.get("validation", 0) * by_row + at_the_end * width * held_out
 
 

@@ -63,7 +63,7 @@ def make_plan(config: RunConfig, data: ParticipantData, home: Path | None = None
         mapped=memory_folder(config, home),
     )
     missing = plan.presence is not None and plan.presence.missing
-    choices = config.choices.with_memories(plan.method)
+    choices = config.choices.with_method(plan.method)
     rules.check(replace(choices, widths=tuple(widths), missing=missing, sampled=plan.samples_subsets))
     return plan
 
