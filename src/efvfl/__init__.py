@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from efvfl.compress.ramp import Ramp
     from efvfl.core.accountant import Accountant
     from efvfl.core.agreement import Agreement, CachedSteps, PrivateLabels, Quorum, SharedLabels
-    from efvfl.core.batches import Batches
+    from efvfl.core.batches import Batches, Source
     from efvfl.core.label_release import LabelRelease
     from efvfl.core.losses import Loss
     from efvfl.core.memories import EF14, Decay, Direct, EControl, ErrorFeedback, Memory, Momentum
@@ -49,7 +49,7 @@ __version__ = "0.2.0"
 
 # Where each public name lives. It is imported when it is first asked for, so that `efvfl --help` need not load torch.
 _HOMES = {
-    "core.batches": ("Batches",),
+    "core.batches": ("Batches", "Source"),
     "core.optimizer": ("Optimizer",),
     "core.party_training": ("PartyTraining",),
     "compress": (
@@ -134,6 +134,7 @@ __all__ = [
     "Setup",
     "SharedLabels",
     "Sign",
+    "Source",
     "TensorBoardLogger",
     "TopK",
     "TopKQSGD",

@@ -276,7 +276,7 @@ def test_a_subset_of_your_own_arrays(tmp_path: Path) -> None:
     for party in ([], [{"name": "bank", "data": {"path": "own.npz"}}]):
         part = load_data(read(RunConfig, {"data": table, "party": party}, "run"), tmp_path)
         assert len(part.train.labels) == len(part.ids["train"]) == 7
-        assert [str(int(i)) for i in part.train.features[0][:, 0]] == part.ids["train"]
+        assert [str(int(i)) for i in part.train.features[0][:][:, 0]] == part.ids["train"]
         assert part.ids["test"] == whole.ids["test"]
 
 

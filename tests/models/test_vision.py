@@ -96,7 +96,7 @@ class Shifted:
 
 def test_parties_train_on_what_a_source_makes_and_records_use_the_plain_rows() -> None:
     data = digits()
-    sources = [Shifted(x) for x in data.train.features]
+    sources = [Shifted(x[:]) for x in data.train.features]
     config = RunConfig(epochs=1, batch_size=300)
     plain, shifted = make_federation(config, data), make_federation(config, replace(data, sources=list(sources)))
     losses = [[run.step() for _ in range(3)] for run in (plain, shifted)]

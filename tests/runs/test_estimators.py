@@ -369,9 +369,9 @@ def test_validation_rows_teach_the_encoder_nothing() -> None:
     x = np.random.default_rng(0).normal(size=(100, 2))
     y = (x[:, 0] > 0).astype(int)
     model = VerticalClassifier(validation_fraction=0.2, **QUICK).fit(x, y)
-    trained = model.federation_.splits["train"].features[0].double()
+    trained = model.federation_.splits["train"].features[0][:].double()
     assert float(trained.mean()) == pytest.approx(0, abs=1e-6)
-    assert float(model.federation_.splits["validation"].features[0].double().mean()) != pytest.approx(0, abs=1e-3)
+    assert float(model.federation_.splits["validation"].features[0][:].double().mean()) != pytest.approx(0, abs=1e-3)
     assert "loss" in model.records_[-1].validation
 
 

@@ -30,6 +30,7 @@ AREAS = (
             "PartyTraining",
             "Loss",
             "Batches",
+            "Source",
             "Record",
             "place",
         ),

@@ -32,6 +32,7 @@ from efvfl.core.protection import Protection
 from efvfl.core.row_protection import RowClip, RowNoise, RowProtection
 from efvfl.core.server import Server, ServerLabelMode
 from efvfl.core.shared_labels import SharedLabelsParty, SharedLabelsServer
+from efvfl.core.source_columns import OwnColumns
 from efvfl.core.targets import Targets
 from efvfl.core.visit_noise import OutputNoise
 from efvfl.errors import ConfigError
@@ -98,7 +99,7 @@ def make_party(
     model: LocalModel,
     private_seed: int,
     shared: SharedParts | None = None,
-    held_out: Mapping[str, Tensor] | None = None,
+    held_out: Mapping[str, OwnColumns] | None = None,
     protect: RowProtection | None = None,
     local_steps: int = 0,
 ) -> Party:

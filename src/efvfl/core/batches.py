@@ -28,7 +28,19 @@ BatchOrder = Literal["shuffle", "independent"]
 
 
 class Source(Protocol):
-    """Columns that are made when they are asked for, such as augmented images: a pure function of rows and step."""
+    """Columns that are made or read when they are asked for: a pure function of rows and step.
+
+    Such as augmented images, or the rows of a file or a database. A step below 0 asks for rows as they are looked at.
+
+    >>> class Halves:
+    ...     def __len__(self):
+    ...         return 4
+    ...
+    ...     def batch(self, rows, step):
+    ...         return (torch.arange(4)[rows] / 2).unsqueeze(1)
+    >>> Halves().batch(torch.tensor([1, 3]), step=0).tolist()
+    [[0.5], [1.5]]
+    """
 
     def __len__(self) -> int:
         """Return the number of rows."""

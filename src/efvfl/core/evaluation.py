@@ -23,6 +23,7 @@ from efvfl.core.fusion import Fusion
 from efvfl.core.kept_model import KeptModel
 from efvfl.core.local_model import CHUNK, evaluating
 from efvfl.core.plan import Plan
+from efvfl.core.source_columns import OwnColumns
 from efvfl.core.targets import Targets
 from efvfl.errors import ProtocolError
 from efvfl.wire.message import Kind, Message
@@ -37,7 +38,7 @@ BETWEEN_STEPS = (Kind.EVALUATE, Kind.FINAL, Kind.DECIDE)  # parties hold, and ho
 class PartyEvaluation:
     """A party's half: its held-out columns, the memory of its validation rows, and the model that is kept."""
 
-    def __init__(self, block: Block, columns: Mapping[str, Tensor], channel: Channel) -> None:
+    def __init__(self, block: Block, columns: Mapping[str, OwnColumns], channel: Channel) -> None:
         """Report on these columns, by split, through this channel."""
         self.columns = columns
         self.channel = channel

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from efvfl.core.batches import Rows, Source, columns_of
 from efvfl.core.block import Block, aside
+from efvfl.core.source_columns import OwnColumns
 from efvfl.errors import ConfigError
 from efvfl.util.rng import derive, seeded
 
@@ -28,7 +29,7 @@ class LocalModel(Protocol):
         `turn` numbers the local updates of a step. `values` stand in for parameters and buffers of these names.
         """
 
-    def represent(self, x: Tensor, alone: bool = False) -> Tensor:
+    def represent(self, x: OwnColumns, alone: bool = False) -> Tensor:
         """Return the representation of rows in evaluation mode, without a graph; `alone`: each as if it were alone."""
 
     def share(self, step: int) -> None:
@@ -53,7 +54,7 @@ class PlainModel:
         key = derive(self.key, step, turn)
         return forward(self.block.module, columns_of(self.features, rows, step), rows, key, self.name, values)
 
-    def represent(self, x: Tensor, alone: bool = False) -> Tensor:
+    def represent(self, x: OwnColumns, alone: bool = False) -> Tensor:
         """Return the representation of rows in evaluation mode, without a graph."""
         return represent(self.block.module, x, alone)
 
@@ -102,9 +103,8 @@ def one_by_one(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.cat([function(row.clone()) for row in torch.split(x, 1)])
 
 
-def represent(module: nn.Module, x: Tensor, alone: bool = False) -> Tensor:
+def represent(module: nn.Module, x: OwnColumns, alone: bool = False) -> Tensor:
     """Return the exact representation of all rows in evaluation mode, shape (rows, width)."""
     with torch.no_grad(), evaluating([module]):
-        if alone:
-            return one_by_one(module, x)
-        return torch.cat([module(x[start : start + CHUNK]) for start in range(0, len(x), CHUNK)])
+        parts = (x[start : start + CHUNK] for start in range(0, len(x), CHUNK))
+        return torch.cat([one_by_one(module, part) if alone else module(part) for part in parts])

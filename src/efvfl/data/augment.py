@@ -72,7 +72,8 @@ class QuadrantCrops:
             raise IndexError(f"expected rows from 0 to {count - 1:,}, got {wanted.min()} to {wanted.max()}.")
         out = torch.empty(len(wanted), channels, height // 2, width // 2)
         key = np.uint64(at_step(self.key, step))
-        _gather(self.images.numpy(), self.table.numpy(), wanted, key, self.padding, self.flip, self.place, out.numpy())
+        padding, flip = (self.padding, self.flip) if step >= 0 else (0, False)  # to be looked at: as they are
+        _gather(self.images.numpy(), self.table.numpy(), wanted, key, padding, flip, self.place, out.numpy())
         return out
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from efvfl.config.run_file import RunConfig
 from efvfl.core.batches import Source
+from efvfl.core.source_columns import OwnColumns
 from efvfl.core.targets import Targets
 from efvfl.errors import EfvflError
 from efvfl.runs.build import head_model, local_model, make_loss, make_optimizer, patience, private_seed, watching
@@ -30,7 +31,7 @@ log = logging.getLogger("efvfl")
 class LabelHolderRows:
     """What a label holder with columns has itself."""
 
-    columns: Mapping[str, Tensor]  # by split
+    columns: Mapping[str, OwnColumns]  # by split
     targets: Mapping[str, Targets]
     ids: Mapping[str, list[str]]
     classes: int
@@ -71,7 +72,7 @@ def train_alone(
     model = local_model(config, name, x[0], rows.encoder)
     head = head_model(config, [model_width(model, x, name)[0]], rows.classes, config.loss)
 
-    def part(split: str) -> tuple[dict[str, Tensor], Tensor, Tensor | None] | None:
+    def part(split: str) -> tuple[dict[str, OwnColumns], Tensor, Tensor | None] | None:
         of = rows.targets.get(split)
         return None if of is None else ({name: rows.columns[split]}, of.labels, of.weights)
 

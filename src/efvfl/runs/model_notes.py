@@ -14,6 +14,7 @@ from efvfl.config.run_file import FusionConfig, ModelConfig, RunConfig
 from efvfl.core.fusion import Fusion
 from efvfl.core.plan import Plan
 from efvfl.core.row_protection import RowClip
+from efvfl.core.source_columns import OwnColumns
 from efvfl.errors import DataError
 from efvfl.runs.build import head_outputs, make_head, make_local_model, model_config
 from efvfl.runs.trained import TrainedRun
@@ -104,7 +105,7 @@ class ModelNotes:
         return fusion.eval()
 
 
-def local_note(config: RunConfig, name: str, columns: Tensor) -> Local:
+def local_note(config: RunConfig, name: str, columns: OwnColumns) -> Local:
     """Return what is to be kept of a party's model, which takes rows of these columns."""
     dtype, clip = str(columns.dtype).removeprefix("torch."), config.of(name).protect.clip
     return Local(model_config(config, name), tuple(columns.shape[1:]), dtype, clip)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 
 import numpy as np
 import torch
@@ -17,15 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from efvfl.core.presence import spread
+from efvfl.core.source_columns import OwnColumns
 from efvfl.training.values import RESAMPLES, Metric, ScoredRows, ValueEstimate, estimates, resampled
 from efvfl.util.rng import derive, permutation
 
 ColumnPlaces = Mapping[str, Sequence[int]]  # which numbers of an encoded row every column became
 
 
-def every_number(x: Tensor) -> dict[str, list[int]]:
+def every_number(x: OwnColumns) -> dict[str, list[int]]:
     """Return every number of a row as a column of its own, named by its place."""
-    return {str(i): [i] for i in range(x.shape[1:].numel())}
+    return {str(i): [i] for i in range(prod(x.shape[1:]))}
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class HeldColumns:
             [2., 8.]])
     """
 
-    x: Tensor  # shape (rows, ...)
+    x: OwnColumns  # shape (rows, ...)
     places: ColumnPlaces
     seed: int  # the party's own: it decides the orders
 

@@ -33,7 +33,7 @@ def problem_of(federation: Federation, mu: float = 0.0) -> Problem:
     batches, plan = federation.server.batches, federation.server.plan
     size = batches.count(0)
     with evaluating([*models, fusion]):
-        derivative = max(_slope(model, x) for model, x in zip(models, train.features, strict=True))
+        derivative = max(_slope(model, x[:]) for model, x in zip(models, train.features, strict=True))
         smooth = max(_curvature_of_rows(federation), _curvature(federation))
     return Problem(
         parties=len(models),
@@ -100,7 +100,7 @@ def _curvature(federation: Federation) -> float:
     modules = [federation.fusion, *federation.models]
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
     train = federation.splits["train"]
-    parts = [model(x) for model, x in zip(federation.models, train.features, strict=True)]
+    parts = [model(x[:]) for model, x in zip(federation.models, train.features, strict=True)]
     return _top_of_hessian(_loss(federation, parts), parameters)
 
 

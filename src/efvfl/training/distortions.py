@@ -11,13 +11,17 @@ from efvfl.core.fusion_updates import CompressedSender
 from efvfl.core.party import Party
 from efvfl.core.server import Server
 from efvfl.core.shared_labels import SharedLabelsServer
+from efvfl.core.source_columns import OwnColumns
 from efvfl.training import measure
 
 FUSION_BLOCK = "block 0"  # the fusion model, where it is compressed; other blocks have their party's name
 
 
 def by_block(
-    server: Server, parties: Mapping[str, Party], features: Sequence[Tensor], representations: Sequence[Tensor] | None
+    server: Server,
+    parties: Mapping[str, Party],
+    features: Sequence[OwnColumns],
+    representations: Sequence[Tensor] | None,
 ) -> dict[str, float]:
     """Return D_k of every block at the current parameters; the exact representations of all rows may be given.
 

@@ -24,6 +24,7 @@ from efvfl.core.party import Party
 from efvfl.core.party_training import PartyTraining
 from efvfl.core.plan import Plan
 from efvfl.core.presence import RowPresence, of_training
+from efvfl.core.source_columns import OwnColumns
 from efvfl.errors import ConfigError, describe
 from efvfl.training import inputs
 from efvfl.training.arrivals import Arrivals
@@ -52,7 +53,7 @@ def federate(
     """Return a federation in one process, ready to train. The models are trained in place.
 
     - `features`: a table of columns for each party, rows in the same order; a dict gives the parties names. A table is
-      a tensor, an array, a frame or a list of numbers.
+      a tensor, an array, a frame, a list of numbers, or a `Source`, which reads rows when they are asked for.
     - `labels`: one for each row, in any of these forms.
     - `models`: one local model for each party, in their order or by name.
     - `head`: the module after the representations are combined.
@@ -190,7 +191,7 @@ def _check_setup(setup: Setup, names: list[str], rows: int) -> None:
         raise ConfigError(f"sources: expected {len(names)} of {rows:,} rows, one for each party.")
 
 
-def _widths(models: Sequence[nn.Module], named: dict[str, Tensor]) -> tuple[list[int], torch.dtype]:
+def _widths(models: Sequence[nn.Module], named: dict[str, OwnColumns]) -> tuple[list[int], torch.dtype]:
     """Return the widths and the one dtype of all representations."""
     probes = [model_width(model, x, name) for model, (name, x) in zip(models, named.items(), strict=True)]
     widths = [width for width, _ in probes]
@@ -199,11 +200,12 @@ def _widths(models: Sequence[nn.Module], named: dict[str, Tensor]) -> tuple[list
     return widths, probes[0][1]
 
 
-def model_width(model: nn.Module, features: Tensor, name: str) -> tuple[int, torch.dtype]:
+def model_width(model: nn.Module, features: OwnColumns, name: str) -> tuple[int, torch.dtype]:
     """Return the width and dtype of a local model's representation, found on one row and without side effects."""
+    row = features[:1].clone()
     try:
         with torch.no_grad(), evaluating([model]):
-            h = model(features[:1].clone())
+            h = model(row)
     except (RuntimeError, TypeError, ValueError, IndexError, ImportError) as error:
         shape, dtype = tuple(features.shape[1:]), next((p.dtype for p in model.parameters()), features.dtype)
         hint = "" if dtype == features.dtype else f" Columns are {features.dtype}, the model is {dtype}: convert one."

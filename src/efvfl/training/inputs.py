@@ -1,7 +1,8 @@
 """What people give to `federate` and `predict`: made into tensors by party, or refused with the right call.
 
 Tables may be tensors, numpy arrays, frames of pandas or polars, or lists. A tensor stays as it is. Of the others, every
-float but float64 becomes float32, and so do whole numbers, unless the local model takes them as they are.
+float but float64 becomes float32, and so do whole numbers, unless the local model takes them as they are. A `Source`
+stands for a table whose rows are read when they are asked for.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from efvfl.core.agreement import Agreement
 from efvfl.core.methods import Method
+from efvfl.core.source_columns import OwnColumns, SourceColumns, is_source
 from efvfl.core.targets import scaled
 from efvfl.errors import ConfigError, describe, nearest, whole_number
 from efvfl.training import placement
@@ -53,7 +55,7 @@ def _array(values: Any, what: str) -> np.ndarray[Any, Any]:
     return np.require(array, kinds[array.dtype.kind], ["C", "W"])
 
 
-def columns(features: Columns) -> dict[str, Tensor]:
+def columns(features: Columns) -> dict[str, OwnColumns]:
     """Return every party's columns by its name; without names they are party1, party2, ..."""
     tables = features if isinstance(features, Mapping) else _numbered(features)
     if not tables:
@@ -67,7 +69,7 @@ def columns(features: Columns) -> dict[str, Tensor]:
 
 
 def _numbered(features: Any, what: str = "features") -> dict[str, Any]:
-    one_table = isinstance(features, Tensor | np.ndarray) or hasattr(features, "to_numpy")
+    one_table = isinstance(features, Tensor | np.ndarray) or hasattr(features, "to_numpy") or is_source(features)
     if one_table or isinstance(features, str) or not isinstance(features, Iterable):
         raise ConfigError(
             f"{what}: expected a table for each party, got {describe(features)}: give a list [x1, x2], or "
@@ -76,8 +78,10 @@ def _numbered(features: Any, what: str = "features") -> dict[str, Any]:
     return {f"party{k}": x for k, x in enumerate(features, start=1)}
 
 
-def _numbers(table: Any, what: str, dtype: torch.dtype | None = None) -> Tensor:
-    """Return columns, converted to a dtype if there is one and they are anything but a tensor."""
+def _numbers(table: Any, what: str, dtype: torch.dtype | None = None) -> OwnColumns:
+    """Return columns, converted to a dtype if there is one and they are neither a tensor nor a source."""
+    if is_source(table):
+        return SourceColumns(table, what)
     made = tensor(table, what)
     return made if dtype is None or isinstance(table, Tensor) else converted(made, dtype, what)
 
@@ -108,7 +112,7 @@ def training_rows(
     local = [placement.place(model, where) for model, where in zip(wrapped, places, strict=True)]
     tables = features.values() if isinstance(features, Mapping) else features
     for (name, x), table, model in zip(named.items(), tables, local, strict=True):
-        if not isinstance(table, Tensor) and len(x):
+        if isinstance(x, Tensor) and not isinstance(table, Tensor) and len(x):
             named[name] = as_taken(x, model, f"columns of {name!r}")
     if not len(target):
         raise ConfigError("expected at least one label, got none.")
@@ -151,13 +155,13 @@ def held_out_splits(pairs: Mapping[str, Any], names: list[str], train: Split) ->
     return {name: split for name, split in found.items() if split is not None}
 
 
-def _check_lengths(named: Mapping[str, Tensor], rows: int, what: str) -> None:
+def _check_lengths(named: Mapping[str, OwnColumns], rows: int, what: str) -> None:
     for name, x in named.items():
         if len(x) != rows:
             raise ConfigError(f"{name!r} holds {len(x):,} {what} rows, but there are {rows:,} labels: align first.")
 
 
-def rows_of(features: Columns, names: list[str], like: Sequence[Tensor], what: str) -> dict[str, Tensor]:
+def rows_of(features: Columns, names: list[str], like: Sequence[OwnColumns], what: str) -> dict[str, OwnColumns]:
     """Return further rows of these parties, whose columns must be `like` those of training (unknown if empty)."""
     tables = features if isinstance(features, Mapping) else _numbered(features, f"{what} features")
     if isinstance(features, Mapping) and set(tables) != set(names):
@@ -179,7 +183,7 @@ def rows_of(features: Columns, names: list[str], like: Sequence[Tensor], what: s
 
 def new_rows(
     features: Columns, names: list[str], train: Split | None, given: Masks | None = None
-) -> tuple[list[Tensor], Tensor | None]:
+) -> tuple[list[OwnColumns], Tensor | None]:
     """Return rows to predict, like those of training if they are known, and who has which: None: all have all.
 
     A party has no row if it is left out of the features. `given` are masks, or the names of those who have all rows.
@@ -196,7 +200,9 @@ def new_rows(
     return _set_aside(found, masks_of(given, names, counts[names[0]]) | left_out, "new")
 
 
-def _set_aside(named: dict[str, Tensor], masks: Mapping[str, Tensor], what: str) -> tuple[list[Tensor], Tensor | None]:
+def _set_aside(
+    named: dict[str, OwnColumns], masks: Mapping[str, Tensor], what: str
+) -> tuple[list[OwnColumns], Tensor | None]:
     """Return columns without gaps but for rows that are missing, which are zero, and who has which."""
     found, present = set_aside(named, masks)
     for name, x in found.items():
@@ -204,9 +210,9 @@ def _set_aside(named: dict[str, Tensor], masks: Mapping[str, Tensor], what: str)
     return list(found.values()), present
 
 
-def check_finite(x: Tensor, name: str, where: str = "") -> None:
-    """Refuse columns with gaps."""
-    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+def check_finite(x: OwnColumns, name: str, where: str = "") -> None:
+    """Refuse columns with gaps; what a source returns is looked at when it is read."""
+    if isinstance(x, Tensor) and x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise ConfigError(f"the columns of {name!r}{where} hold NaN or infinity: fill or drop such rows first.")
 
 

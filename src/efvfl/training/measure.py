@@ -18,6 +18,7 @@ from efvfl.core.fusion import Fusion
 from efvfl.core.local_model import CHUNK, evaluating
 from efvfl.core.local_model import represent as represent
 from efvfl.core.losses import Loss
+from efvfl.core.source_columns import OwnColumns
 from efvfl.core.targets import Targets
 from efvfl.training.several_inputs import InputLayout
 
@@ -26,7 +27,7 @@ from efvfl.training.several_inputs import InputLayout
 class Split:
     """Rows of all parties, and their labels."""
 
-    features: Sequence[Tensor]  # one tensor for each party, same number of rows
+    features: Sequence[OwnColumns]  # of each party, the same number of rows
     labels: Tensor
     weights: Tensor | None = None  # of the rows in the loss, with a mean of 1; None: all count alike
     present: Tensor | None = None  # who has which rows, bool, shape (rows, parties); None: all have all
@@ -37,9 +38,10 @@ class Split:
         """Labels and weights."""
         return Targets(self.labels, self.weights)
 
-    def of_party(self, place: int) -> Tensor:
+    def of_party(self, place: int) -> OwnColumns:
         """Return the columns of the rows that a party has."""
-        return self.features[place] if self.present is None else self.features[place][self.present[:, place]]
+        x = self.features[place]
+        return x if self.present is None or bool(self.present[:, place].all()) else x[self.present[:, place]]
 
     def part(self, rows: slice | Tensor) -> Split:
         """Return some of the rows."""
@@ -54,7 +56,7 @@ class Split:
 
 
 def predict(
-    models: Sequence[nn.Module], fusion: Fusion, features: Sequence[Tensor], present: Tensor | None = None
+    models: Sequence[nn.Module], fusion: Fusion, features: Sequence[OwnColumns], present: Tensor | None = None
 ) -> Tensor:
     """Return the network's output on uncompressed representations, shape (rows, outputs)."""
     rows = len(features[0])

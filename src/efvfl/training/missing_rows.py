@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from efvfl.core.source_columns import OwnColumns, SourceColumns
 from efvfl.errors import ConfigError, describe
 
 Masks = Mapping[str, Any] | Sequence[Any]  # of every party a bool for each row, by name or in their order
@@ -34,7 +35,7 @@ def masks_of(given: Masks | None, names: Sequence[str], rows: int) -> dict[str, 
     return {name: _mask(mask, name, rows) for name, mask in named.items()}
 
 
-def with_left_out(features: Any, names: Sequence[str], like: Sequence[Tensor]) -> tuple[Any, dict[str, Tensor]]:
+def with_left_out(features: Any, names: Sequence[str], like: Sequence[OwnColumns]) -> tuple[Any, dict[str, Tensor]]:
     """Return features with rows of zeros for parties that are left out of them, and masks that say so.
 
     `like` are columns of each party, in their order; empty: they are not known, and nobody can be left out.
@@ -43,7 +44,9 @@ def with_left_out(features: Any, names: Sequence[str], like: Sequence[Tensor]) -
     if not absent or len(absent) == len(names):
         return features, {}
     rows = len(next(iter(features.values())))
-    made = {name: like[place].new_zeros(rows, *like[place].shape[1:]) for place, name in enumerate(names)}
+    made = {
+        name: torch.zeros(rows, *like[place].shape[1:], dtype=like[place].dtype) for place, name in enumerate(names)
+    }
     return {**features, **{name: made[name] for name in absent}}, {
         name: torch.zeros(rows, dtype=torch.bool) for name in absent
     }
@@ -64,12 +67,15 @@ def _mask(given: Any, name: str, rows: int) -> Tensor:
     return mask
 
 
-def set_aside(tables: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor | None]:
+def set_aside(
+    tables: Mapping[str, OwnColumns], given: Mapping[str, Tensor]
+) -> tuple[dict[str, OwnColumns], Tensor | None]:
     """Return tables with zeros in the rows that a party lacks, and who has which, shape (rows, parties).
 
     A party lacks a row that its mask says so of, and a row of nothing but NaN. None: nobody lacks any.
     """
-    found, masks = {}, []
+    found: dict[str, OwnColumns] = {}
+    masks = []
     for name, x in tables.items():
         mask = present_rows(x) & given[name] if name in given else present_rows(x)
         masks.append(mask)
@@ -78,14 +84,18 @@ def set_aside(tables: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> tupl
     return found, None if bool(table.all()) else table
 
 
-def present_rows(x: Tensor) -> Tensor:
-    """Return which rows are there: those that are anything but NaN throughout."""
-    if not x.is_floating_point() or not bool(torch.isnan(x).any()):
+def present_rows(x: OwnColumns) -> Tensor:
+    """Return which rows are there: those that are anything but NaN throughout. A source has all of its rows."""
+    if isinstance(x, SourceColumns) or not x.is_floating_point() or not bool(torch.isnan(x).any()):
         return torch.ones(len(x), dtype=torch.bool)
     return ~torch.isnan(x).flatten(1).all(dim=1)
 
 
-def _zeroed(x: Tensor, mask: Tensor) -> Tensor:
+def _zeroed(x: OwnColumns, mask: Tensor) -> Tensor:
+    if isinstance(x, SourceColumns):
+        raise ConfigError(
+            f"the {x.what}: expected all rows of a party that gives a source, got some missing: give a table."
+        )
     zeroed = x.clone()
     zeroed[~mask] = 0
     return zeroed

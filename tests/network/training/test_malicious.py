@@ -258,7 +258,7 @@ def later_rows(folder: Path, limits: LimitConfig | None = None) -> PartyProcess:
     held = holding(config, VICTIM, Path())
     new = {"new": held.columns["train"][:50] + 1}
     ids = {"new": [f"secret-{n}" for n in range(50)]}
-    held = replace(held, columns=held.columns | new, ids=held.ids | ids)
+    held = replace(held, columns={**held.columns, **new}, ids=held.ids | ids)
     member.represent = QuestionHandler(member.party, held, member.limits.train_rows)
     return member
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from efvfl.config.run_file import RunConfig
 from efvfl.core import losses, rules
@@ -22,6 +22,7 @@ from efvfl.core.plan import Plan
 from efvfl.core.presence import RowPresence, of_training
 from efvfl.core.row_protection import RowClip
 from efvfl.core.server import Server
+from efvfl.core.source_columns import OwnColumns, SourceColumns
 from efvfl.errors import ConfigError
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.workers import worker_group
@@ -39,6 +40,7 @@ from efvfl.runs.build import (
     watching,
 )
 from efvfl.training.federate import check_batches, check_presence, model_width
+from efvfl.training.inputs import check_finite
 from efvfl.util.rng import derive
 
 
@@ -111,8 +113,7 @@ def build_server(config: RunConfig, plan: Plan, data: ParticipantData) -> Server
 def _build_model(config: RunConfig, plan: Plan, data: ParticipantData, name: str) -> nn.Module:
     """Make a party's local model, and see that it fits the columns."""
     x = data.columns["train"]
-    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        raise ConfigError(f"the columns of {name!r} hold NaN or infinity: fill or drop such rows first.")
+    check_finite(x, name)
     model = local_model(config, name, x[0], data.encoder)
     width, declared = model_width(model, x, name), model_config(config, name).width
     if width != (declared, torch.float32):
@@ -133,7 +134,9 @@ def build_party(config: RunConfig, plan: Plan, data: ParticipantData, name: str)
     seed, trains = derive(private_seed(config, name), "party", name), party_training(config, name)
     model: LocalModel = plain_model(plan, name, module, x, seed, trains.optimizer)
     if worker_group.size() > 1:
-        model = GroupModel(WorkerGroup(model.block, x, name, plan.agreement.window), dropout_key(seed))
+        model = GroupModel(
+            WorkerGroup(model.block, _in_memory(x, name), name, plan.agreement.window), dropout_key(seed)
+        )
     shared = SharedParts(data.targets("train"), _fusion(config, plan, data)) if plan.agreement.shared else None
     held_out = {split: data.columns[split] for split in plan.held_out}
     return make_party(plan, name, model, seed, shared, held_out, config.of(name).protect, trains.local_steps)
@@ -145,7 +148,16 @@ def build_worker(config: RunConfig, plan: Plan, data: ParticipantData, name: str
     if protect.on:
         RowClip(protect.clip).put_on(module, name)
     block = Block(module, party_training(config, name).optimizer or plan.optimizer, plan.batches.per_epoch)
-    return WorkerGroup(block, data.columns["train"], name, plan.agreement.window)
+    return WorkerGroup(block, _in_memory(data.columns["train"], name), name, plan.agreement.window)
+
+
+def _in_memory(x: OwnColumns, name: str) -> Tensor:
+    """Return columns that a group of workers can share: they know rows, and not the step that a source is asked for."""
+    if isinstance(x, SourceColumns):
+        raise ConfigError(
+            f"the columns of {name!r}: expected a table for several workers, got a source: use one worker."
+        )
+    return x
 
 
 def frame_limit(plan: Plan, fusion_size: int = 0) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from efvfl.config.run_file import RunConfig
+from efvfl.core.batches import Source
 from efvfl.core.label_release import LabelRelease
 from efvfl.core.presence import RowPresence
+from efvfl.core.source_columns import OwnColumns, SourceColumns
 from efvfl.core.targets import Targets
 from efvfl.data.participation import Participation
 from efvfl.data.tables.encode import Encoder
@@ -24,7 +27,7 @@ class ParticipantData:
     """What one participant holds, by split: 'train', 'validation', 'test', and 'new' for rows without labels."""
 
     names: list[str]  # of all parties
-    columns: dict[str, Tensor]  # empty at a server that has none
+    columns: dict[str, OwnColumns]  # empty at a server that has none
     labels: dict[str, Tensor]  # empty at a party with private labels; at others as they know them
     ids: dict[str, list[str]]
     classes: int  # how many there are; 1 for targets that are not classes, 0 where nothing is known of them
@@ -61,6 +64,17 @@ class ParticipantData:
             private = config.agreement.labels == "private"
             known[split] = RowPresence({name: masks[name]}) if private else self.presence[split]
         return {"rows": handshake.rows_part(ids, salt), "presence": handshake.presence_part(known, salt)}
+
+    def reading(self, sources: Mapping[str, Source]) -> ParticipantData:
+        """Return the same with the columns of these splits read from sources, row by row as `ids` has them."""
+        found = {split: SourceColumns(source, f"{split} columns") for split, source in sources.items()}
+        for split, columns in found.items():
+            if split not in self.ids or len(columns) != len(self.ids[split]):
+                held = {name: len(ids) for name, ids in self.ids.items()}
+                raise ConfigError(
+                    f"source of {split!r}: expected as many rows as are held here, {held}, got {len(columns):,}."
+                )
+        return replace(self, columns={**self.columns, **found})
 
     def rows(self, split: str) -> int:
         """Return how many rows a split has, those that are not held here included."""

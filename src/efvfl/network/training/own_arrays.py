@@ -9,6 +9,7 @@ import torch
 
 from efvfl.config.run_file import RunConfig
 from efvfl.core.presence import RowPresence
+from efvfl.core.source_columns import OwnColumns
 from efvfl.data.base import cut_rows
 from efvfl.data.npz import classes_of, own_columns, read
 from efvfl.errors import ConfigError, nearest
@@ -69,7 +70,9 @@ def from_data_set(config: RunConfig, folder: Path, name: str, party: str) -> Par
         raise ConfigError(f"{party!r} is not a party of this data. {nearest(party, data.names)}")
     splits = {s: part for s in ("train", "validation", "test") if (part := getattr(data, s)) is not None}
     place = data.names.index(party) if party else None
-    columns = {} if place is None else {s: part.features[place] for s, part in splits.items()}
+    columns: dict[str, OwnColumns] = {}
+    if place is not None:
+        columns = {s: part.features[place] for s, part in splits.items()}
     labels = {s: part.labels for s, part in splits.items()}
     ids = data.ids or {s: [f"{s}:{i}" for i in range(len(part.labels))] for s, part in splits.items()}
     known = labels if not name or config.agreement.labels == "shared" else {}

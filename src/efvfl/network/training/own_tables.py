@@ -105,7 +105,7 @@ def from_tables(config: RunConfig, folder: Path, name: str, start: StartingPoint
         compared |= later
     if home:
         save_columns(home, {party: drift.as_table(compared)})
-    return replace(held, columns=columns, encoder=encoder)
+    return replace(held, columns={**columns}, encoder=encoder)
 
 
 def _open_table(config: RunConfig, path: Path, own: OwnData, saved: Encoder | None, known: Encoder | None) -> Table:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from efvfl.core.batches import Rows
 from efvfl.core.party import Party
+from efvfl.core.source_columns import OwnColumns
 from efvfl.network.workers.worker_group import WorkerGroup
 from efvfl.util.rng import derive
 
@@ -32,9 +33,9 @@ class GroupModel:
         leaves = {name: value for name, value in (values or {}).items() if name in named}
         return self.group.forward(rows, step, derive(self.key, step, turn), leaves)
 
-    def represent(self, x: Tensor, alone: bool = False) -> Tensor:
+    def represent(self, x: OwnColumns, alone: bool = False) -> Tensor:
         """Return the representation of rows in evaluation mode."""
-        return self.group.represent(x, alone)
+        return self.group.represent(x[:], alone)
 
     def share(self, step: int) -> None:
         """Give x_k, its optimiser and its schedule to all other workers."""

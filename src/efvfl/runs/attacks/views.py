@@ -80,7 +80,7 @@ def party_of(federation: Federation, name: str) -> Party:
 
 def own_columns(federation: Federation, party: Party, split: str = "train") -> Tensor:
     """Return the columns of the rows of a split that a party has."""
-    return federation.splits[split].of_party(party.number - 1)
+    return federation.splits[split].of_party(party.number - 1)[:]
 
 
 def watch_party(federation: Federation, party: Party, epochs: int) -> PartyView:
