@@ -15,6 +15,7 @@ from efvfl.errors import ConfigError
 from efvfl.util.rng import derive, seeded
 
 CHUNK = 16384  # rows represented at a time
+IMAGES = 256  # the same of rows that are not flat: the layers of more images do not fit into a processor's cache
 
 
 class LocalModel(Protocol):
@@ -102,9 +103,19 @@ def one_by_one(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.cat([function(row.clone()) for row in torch.split(x, 1)])
 
 
+def pieces(features: Sequence[Tensor]) -> list[slice]:
+    """Return the rows of all parties cut into pieces that are computed at a time.
+
+    >>> [len(pieces([torch.zeros(1000, *shape)])) for shape in [(9,), (3, 3)]]
+    [1, 4]
+    """
+    rows, size = len(features[0]), IMAGES if any(x.dim() > 2 for x in features) else CHUNK
+    return [slice(start, start + size) for start in range(0, rows, size)]
+
+
 def represent(module: nn.Module, x: Tensor, alone: bool = False) -> Tensor:
     """Return the exact representation of all rows in evaluation mode, shape (rows, width)."""
     with torch.no_grad(), evaluating([module]):
         if alone:
             return one_by_one(module, x)
-        return torch.cat([module(x[start : start + CHUNK]) for start in range(0, len(x), CHUNK)])
+        return torch.cat([module(x[piece]) for piece in pieces([x])])

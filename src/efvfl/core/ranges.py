@@ -40,6 +40,7 @@ RANGES: Final[dict[str, Range]] = {
     "data.validation": Range(0, 1, whole=False, below=True),
     "data.test": Range(0, 1, whole=False, below=True),
     "data.subset": Range(0, COUNT),
+    "data.held_out": Range(0, COUNT),
     "data.ids": Range(0, COUNT),
     "data.min_parties": Range(1, 1 << 20),
     "data.bins": Range(0, 256),
