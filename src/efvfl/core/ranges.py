@@ -35,6 +35,7 @@ RANGES: Final[dict[str, Range]] = {
     "batch_size": Range(0, COUNT),
     "threads": Range(0, 1024),
     "observe_every": Range(1, COUNT),
+    "note_every": Range(0, COUNT),
     "patience": Range(0, COUNT),
     "class_weights": Range(1e-9, 1e9, whole=False),
     "data.validation": Range(0, 1, whole=False, below=True),
