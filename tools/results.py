@@ -55,7 +55,7 @@ def section(task: str, comparable: bool, note: str) -> str:
         parts.append(f"\nTable 1, measured: sent until the mean of the squared gradient is at most {plan.error:g}:\n")
         parts.append(tables.as_markdown(*tables.totals(plan, found)))
     for figure in plan.figures:
-        for axis, title in (("paper", "communication by the paper's formula"), ("sent", "bytes really sent")):
+        for axis, title in figures.axes_of(figure).items():
             name = f"{task}-{figure.name}-{axis}.png"
             write_atomically(DOCS / "results" / name, figures.image(figures.draw(plan, figure, found, axis), "png"))
             parts.append(f"\n![{figure.name}, {title}](results/{name})")

@@ -18,6 +18,7 @@ class DataConfig:
     validation: float = 0.15  # digits, npz and tables: shares of the rows; the others have splits of their own
     test: float = 0.15
     subset: int = 0  # so many training rows, chosen by seed; 0: all
+    held_out: int = 0  # at most so many validation rows, and so many test rows, chosen by seed; 0: all
     augment: bool = True  # CIFAR: random crops and flips
     id: str = ""  # table of the labels: the column that names the rows
     label: str = ""  # table of the labels: the column to predict

@@ -16,10 +16,11 @@ def _keys(text: str) -> frozenset[str]:
 
 
 AGREED: Final = _keys(
-    "seed epochs batch_size batch_order loss metrics class_weights observe_every patience evaluation observe_gradient "
-    "label_holder data.name data.validation data.test data.subset data.augment data.align data.id_format "
-    "data.duplicates data.stratify data.ids data.min_parties model.width fusion. method. agreement. optimizer. "
-    "party.name party.ids party.report_seconds party.model.width network.address network.on_missing network.denied"
+    "seed epochs batch_size batch_order loss metrics class_weights observe_every note_every patience evaluation "
+    "observe_gradient label_holder data.name data.validation data.test data.subset data.held_out data.augment "
+    "data.align data.id_format data.duplicates data.stratify data.ids data.min_parties model.width fusion. method. "
+    "agreement. optimizer. party.name party.ids party.report_seconds party.model.width network.address "
+    "network.on_missing network.denied"
 )
 OWN: Final = _keys(
     "federation party folder certs private_seed memory threads data.path data.new data.id data.label data.weight "

@@ -16,6 +16,7 @@ from efvfl.errors import ConfigError
 from efvfl.util.rng import derive, seeded
 
 CHUNK = 16384  # rows represented at a time
+IMAGES = 256  # the same of rows that are not flat: the layers of more images do not fit into a processor's cache
 
 
 class LocalModel(Protocol):
@@ -103,8 +104,18 @@ def one_by_one(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.cat([function(row.clone()) for row in torch.split(x, 1)])
 
 
+def pieces(features: Sequence[OwnColumns]) -> list[slice]:
+    """Return the rows of all parties cut into pieces that are computed at a time.
+
+    >>> [len(pieces([torch.zeros(1000, *shape)])) for shape in [(9,), (3, 3)]]
+    [1, 4]
+    """
+    rows, size = len(features[0]), IMAGES if any(len(x.shape) > 2 for x in features) else CHUNK
+    return [slice(start, start + size) for start in range(0, rows, size)]
+
+
 def represent(module: nn.Module, x: OwnColumns, alone: bool = False) -> Tensor:
     """Return the exact representation of all rows in evaluation mode, shape (rows, width)."""
     with torch.no_grad(), evaluating([module]):
-        parts = (x[start : start + CHUNK] for start in range(0, len(x), CHUNK))
+        parts = (x[piece] for piece in pieces([x]))
         return torch.cat([one_by_one(module, part) if alone else module(part) for part in parts])

@@ -45,22 +45,44 @@ class Dataset:
 
     def subset(self, rows: int, seed: int) -> Dataset:
         """Return a data set with `rows` of the training rows, chosen by seed; the other splits stay the same."""
-        count = len(self.train.labels)
-        if not 0 < rows <= count:
-            raise ConfigError(f"expected a subset of 1 to {count:,} training rows, got {rows:,}.")
-        chosen = torch.from_numpy(permutation(derive(seed, "subset"), count, 0, rows)).sort().values
+        chosen = training_subset(seed, len(self.train.labels), rows)
         train = self.train.part(chosen)
         if train.weights is not None:
             train = replace(train, weights=scaled(train.weights, rows))
         sources: list[Source] | None = (
-            [_SourceSubset(source, chosen) for source in self.sources] if self.sources else None
+            [SourceSubset(source, chosen) for source in self.sources] if self.sources else None
         )
         ids = self.ids | {"train": [self.ids["train"][i] for i in chosen.tolist()]} if self.ids else {}
         return replace(self, train=train, sources=sources, ids=ids)
 
+    def with_held_out(self, rows: int, seed: int) -> Dataset:
+        """Return a data set with at most `rows` validation rows, and as many test rows, chosen by seed."""
+        found: dict[str, Split | None] = {"validation": self.validation, "test": self.test}
+        ids = dict(self.ids)
+        for name, split in found.items():
+            if split is None or len(split.labels) <= rows:
+                continue
+            chosen = chosen_rows(seed, name, len(split.labels), rows)
+            found[name] = split.part(chosen)
+            if name in ids:
+                ids[name] = [ids[name][i] for i in chosen.tolist()]
+        return replace(self, **found, ids=ids)
+
+
+def chosen_rows(seed: int, purpose: str, count: int, rows: int) -> Tensor:
+    """Return so many of `count` rows, a function of the seed and the purpose alone, in increasing order."""
+    return torch.from_numpy(permutation(derive(seed, purpose), count, 0, rows)).sort().values
+
+
+def training_subset(seed: int, count: int, rows: int) -> Tensor:
+    """Return which of `count` training rows are in a subset."""
+    if not 0 < rows <= count:
+        raise ConfigError(f"expected a subset of 1 to {count:,} training rows, got {rows:,}.")
+    return chosen_rows(seed, "subset", count, rows)
+
 
 @dataclass(frozen=True)
-class _SourceSubset:
+class SourceSubset:
     """A subset of the rows of a source."""
 
     source: Source

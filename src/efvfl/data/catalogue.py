@@ -33,7 +33,7 @@ class Entry:
     # A function, because the location of data may change; None: it comes with the package.
     where: Callable[[], Path | None] | None
     fetch: Callable[[Progress], None] | None
-    load: Callable[[int, bool], Dataset]  # arguments: the seed, and whether to augment
+    load: Callable[[int, bool, int], Dataset]  # arguments: the seed, whether to augment, how many training rows
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,16 @@ class DatasetStatus:
     where: Path | None  # its location, or where it would be stored; None: it comes with the package
 
 
-def _modelnet10(seed: int, augment: bool) -> Dataset:
+def _digits(seed: int, augment: bool, subset: int) -> Dataset:
+    data = digits(seed)
+    return data.subset(subset, seed) if subset else data
+
+
+def _modelnet10(seed: int, augment: bool, subset: int) -> Dataset:
     from efvfl.data.modelnet import modelnet10
 
-    return modelnet10(store.require("modelnet10", VIEWS), seed)
+    data = modelnet10(store.require("modelnet10", VIEWS), seed)
+    return data.subset(subset, seed) if subset else data
 
 
 def _fetch_modelnet10(progress: Progress) -> None:
@@ -84,14 +90,14 @@ def _flaw(archive: Path) -> str:
 
 
 TABLE: dict[str, Entry] = {
-    "digits": Entry("handwritten digits, 8 x 8, 1,797 images", 0, "", None, None, lambda seed, augment: digits(seed)),
+    "digits": Entry("handwritten digits, 8 x 8, 1,797 images", 0, "", None, None, _digits),
     "mnist": Entry(
         "MNIST, 28 x 28, 60,000 + 10,000 images",
         11_594_722,
         "mnist",
         lambda: mnist.MNIST.where(),
         lambda show: mnist.fetch(mnist.MNIST, show),
-        lambda seed, augment: mnist.mnist(seed),
+        lambda seed, augment, subset: mnist.mnist(seed, subset),
     ),
     "fashion-mnist": Entry(
         "Fashion-MNIST, 28 x 28, 60,000 + 10,000 images",
@@ -99,7 +105,7 @@ TABLE: dict[str, Entry] = {
         "fashion-mnist",
         lambda: mnist.FASHION_MNIST.where(),
         lambda show: mnist.fetch(mnist.FASHION_MNIST, show),
-        lambda seed, augment: mnist.fashion_mnist(seed),
+        lambda seed, augment, subset: mnist.fashion_mnist(seed, subset),
     ),
     "cifar10": Entry(
         "CIFAR-10, 32 x 32 in colour, 50,000 + 10,000 images",
@@ -188,5 +194,4 @@ def load(name: str, seed: int = 0, augment: bool = True, subset: int = 0) -> Dat
     >>> data.names, data.train.features[0].shape[1], data.classes
     (['top-left', 'top-right', 'bottom-left', 'bottom-right'], 16, 10)
     """
-    data = _entry(name, OWN).load(seed, augment)
-    return data.subset(subset, seed) if subset else data
+    return _entry(name, OWN).load(seed, augment, subset)

@@ -35,8 +35,9 @@ class FigureSpec:
     """A figure of one or more panels."""
 
     name: str
-    left: Literal["gradient", "loss"]
     panels: tuple[Panel, ...]
+    left: Literal["gradient", "loss"] = "loss"
+    by: Literal["epoch", "step"] = "epoch"  # step: residuals, contraction and bytes, of runs with `note_every`
 
 
 @dataclass(frozen=True)

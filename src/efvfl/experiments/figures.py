@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from efvfl.experiments import step_figures
 from efvfl.experiments.experiment_file import Cell, FigureSpec, Sweep
 from efvfl.experiments.results import Result
 from efvfl.experiments.tables import Results, measure
@@ -21,7 +22,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Values = NDArray[np.float64]
-Axis = Literal["paper", "sent"]  # megabytes by the paper's formula, or measured, both directions
+Axis = Literal["paper", "sent", "steps"]  # megabytes by the paper's formula, or measured both ways; or steps
+
+_TITLES: dict[Axis, str] = {
+    "paper": "communication by the paper's formula",
+    "sent": "bytes really sent",
+    "steps": "step by step",
+}
+
+
+def axes_of(figure: FigureSpec) -> dict[Axis, str]:
+    """Return how a figure is drawn, once or twice, and a title for each."""
+    return {axis: title for axis, title in _TITLES.items() if (axis == "steps") == (figure.by == "step")}
 
 
 def _style(row: str, label: str) -> dict[str, Any]:
@@ -64,7 +76,13 @@ def _band(axes: Any, x: Values, values: Values, label: str, style: dict[str, Any
 
 
 def draw(sweep: Sweep, figure: FigureSpec, results: Results, axis: Axis) -> Figure:
-    """Return the figure in the paper's layout: two panels per row, each with two plots."""
+    """Return the figure in the paper's layout, two panels per row, each with two plots; or one of steps."""
+    rows = {cell.name: cell.row for cell in sweep.cells}
+    labels: dict[str, str] = {}
+    for panel in figure.panels:
+        labels |= _labels([cell for cell in sweep.cells if cell.name in panel.runs])
+    if axis == "steps":
+        return step_figures.draw(figure, results, labels, lambda name: _style(rows[name], labels[name]))
     with optional("plots", "a figure"):
         from matplotlib.figure import Figure
 
@@ -72,10 +90,6 @@ def draw(sweep: Sweep, figure: FigureSpec, results: Results, axis: Axis) -> Figu
     lines = -(-len(figure.panels) // columns)
     canvas = Figure(figsize=(6.4 * columns, 2.6 * lines), layout="constrained")
     grid = canvas.subplots(lines, 2 * columns, squeeze=False)
-    rows = {cell.name: cell.row for cell in sweep.cells}
-    labels: dict[str, str] = {}
-    for panel in figure.panels:
-        labels |= _labels([cell for cell in sweep.cells if cell.name in panel.runs])
     shown = measure(sweep, results, ("validation", "test", "train"))
     for i, panel in enumerate(figure.panels):
         left, right = grid[i // columns][2 * (i % columns) : 2 * (i % columns) + 2]
@@ -111,7 +125,7 @@ def write(sweep: Sweep, results: Results, folder: Path) -> list[Path]:
     """Write every figure of an experiment, with both axes, as SVG and PNG; return the paths."""
     paths = []
     for figure in sweep.figures:
-        for axis in ("paper", "sent"):
+        for axis in axes_of(figure):
             canvas = draw(sweep, figure, results, axis)
             for form in ("svg", "png"):
                 path = folder / f"{sweep.name}-{figure.name}-{axis}.{form}"

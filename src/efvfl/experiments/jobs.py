@@ -24,6 +24,7 @@ from efvfl.config import user_code
 from efvfl.errors import CheckpointError, CompressionError, ConfigError, DataError
 from efvfl.experiments.experiment_file import Job
 from efvfl.experiments.results import Result, unfinished
+from efvfl.training.step_notes import joined
 from efvfl.util.extras import optional
 from efvfl.util.versions import versions
 
@@ -99,7 +100,8 @@ def _result(job: Job, records: Sequence[Any]) -> Result:
     for split in ("train", "validation", "test"):
         for metric in getattr(records[-1], split):
             columns[f"{split}_{metric}"] = [getattr(r, split).get(metric, float("nan")) for r in records]
-    return Result(job.cell, asdict(job.config), columns, records[-1].ledger, versions())
+    steps = joined([record.steps for record in records])
+    return Result(job.cell, asdict(job.config), columns, records[-1].ledger, versions(), steps)
 
 
 def check(jobs: Sequence[Job]) -> None:

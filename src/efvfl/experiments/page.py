@@ -26,8 +26,8 @@ def page(sweep: Sweep, results: Results, comparable: bool = True) -> str:
         heading = f"Sent until the mean of the squared gradient is at most {sweep.error:g} (Table 1, measured)"
         parts.append(f"<h2>{heading}</h2>" + html.table(*tables.totals(sweep, results)))
     for figure in sweep.figures:
-        for axis, title in (("paper", "communication by the paper's formula"), ("sent", "bytes really sent")):
-            drawing = figures.image(figures.draw(sweep, figure, results, axis), "svg").decode()  # type: ignore[arg-type]
+        for axis, title in figures.axes_of(figure).items():
+            drawing = figures.image(figures.draw(sweep, figure, results, axis), "svg").decode()
             parts.append(f"<h2>{escape(figure.name)}: {title}</h2>" + drawing[drawing.index("<svg") :])
     settings = {cell.name: asdict(cell.config) for cell in sweep.cells}
     parts.append("<h2>Settings</h2>")

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from efvfl.errors import DataError
 from efvfl.experiments.experiment_file import Job, file_name, key_in
-from efvfl.training.record import finite_or_null
+from efvfl.training.record import finite_or_null, nan_for_null
 from efvfl.util.files import write_atomically
 
 
@@ -28,17 +28,25 @@ class Result:
     columns: dict[str, list[float]]  # by name: "epoch", "train_loss", "test_accuracy", "bytes_up", ...
     ledger: dict[str, dict[str, dict[str, int]]]  # at the end
     versions: dict[str, str]
+    steps: dict[str, list[float]] = field(default_factory=dict)  # the same of every n-th step, with `note_every`
 
     def to_json(self) -> str:
         """Return the whole as JSON, the same text for the same run."""
-        return json.dumps(finite_or_null(asdict(self)), indent=0, sort_keys=True, allow_nan=False)
+        return json.dumps(self.table(), indent=0, sort_keys=True, allow_nan=False)
+
+    def table(self) -> dict[str, Any]:
+        """Return the whole as a JSON object."""
+        found: dict[str, Any] = finite_or_null(asdict(self))
+        if not self.steps:
+            del found["steps"]
+        return found
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> Result:
         """Return the result that a JSON object describes."""
         fields = dict(table)
-        columns = {n: [float("nan") if v is None else v for v in c] for n, c in fields.pop("columns").items()}
-        return cls(columns=columns, **fields)
+        columns, steps = ({n: nan_for_null(c) for n, c in fields.pop(key, {}).items()} for key in ("columns", "steps"))
+        return cls(columns=columns, steps=steps, **fields)
 
     @classmethod
     def read(cls, path: Path) -> Result:
@@ -75,7 +83,7 @@ def read_compact(path: Path) -> dict[str, Result]:
 
 def write_compact(path: Path, results: Mapping[str, Result]) -> None:
     """Write a compact file, sorted: the same text for the same runs, whatever the order in which they finished."""
-    tables = [{"key": key_in(name), **finite_or_null(asdict(result))} for name, result in results.items()]
+    tables = [{"key": key_in(name), **result.table()} for name, result in results.items()]
     tables.sort(key=lambda table: (table["cell"], table["config"]["seed"], table["key"]))
     lines = [json.dumps(table, sort_keys=True, separators=(",", ":"), allow_nan=False) for table in tables]
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode(), public=True)

@@ -11,15 +11,17 @@ from torch import Tensor, nn
 
 from efvfl.errors import ConfigError
 
-Norm = Literal["batch", "group"]
+Norm = Literal["batch", "group", "none"]
 
 
 def _norm(kind: Norm, channels: int) -> nn.Module:
+    if kind == "none":
+        return nn.Identity()
     if kind == "batch":
         return nn.BatchNorm2d(channels)
     if kind == "group":
         return nn.GroupNorm(min(8, channels), channels)
-    raise ConfigError(f"expected norm 'batch' or 'group', got {kind!r}.")
+    raise ConfigError(f"expected norm 'batch', 'group' or 'none', got {kind!r}.")
 
 
 class _Residual(nn.Module):
@@ -41,25 +43,31 @@ class _Residual(nn.Module):
         return F.relu(self.second_norm(self.second(y)) + self.shortcut(x))
 
 
-def resnet18(inputs: int, width: int, channels: int = 32, norm: Norm = "batch") -> nn.Module:
-    """Return ResNet18 for small images: a 3 x 3 stem of stride 1, no max-pooling, `channels` to 8 * `channels`.
+def resnet18(inputs: int, width: int, channels: int = 32, norm: Norm = "batch", stride: int = 1) -> nn.Module:
+    """Return ResNet18 for small images: a 3 x 3 stem of this stride, no max-pooling, `channels` to 8 * `channels`.
 
-    The paper's runs have half the usual channels: 32, 64, 128, 256.
+    The paper's runs have half the usual channels, 32, 64, 128, 256, and a stem of stride 1; one of stride 2 leaves a
+    quarter of the pixels, and of the computing.
     """
     sizes = [channels, channels, 2 * channels, 4 * channels, 8 * channels]
-    layers: list[nn.Module] = [nn.Conv2d(inputs, channels, 3, 1, 1, bias=False), _norm(norm, channels), nn.ReLU()]
+    layers: list[nn.Module] = [nn.Conv2d(inputs, channels, 3, stride, 1, bias=False), _norm(norm, channels), nn.ReLU()]
     for i, (before, after) in enumerate(pairwise(sizes)):
         layers += [_Residual(before, after, 1 if i == 0 else 2, norm), _Residual(after, after, 1, norm)]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(sizes[-1], width))
 
 
 def mvcnn(
-    shape: tuple[int, int, int], width: int, size: Literal["baseline", "small"] = "small", channels: int = 16
+    shape: tuple[int, int, int],
+    width: int,
+    size: Literal["baseline", "small"] = "small",
+    channels: int = 16,
+    norm: Norm = "none",
 ) -> nn.Module:
     """Return the network for one view of shape (channels, height, width).
 
     - `baseline`: the network in C-VFL's code, for large views (convolution 11 x 11 of stride 4, then 3 x 3).
-    - `small`: for views of 32 x 32 (5 x 5 of stride 2, then 3 x 3), with `channels` and 2 * `channels`.
+    - `small`: for views of 32 x 32 (5 x 5 of stride 2, then 3 x 3), with `channels` and 2 * `channels`, and a
+      normalisation after each.
     """
     if size == "baseline":
         layers = [
@@ -73,9 +81,11 @@ def mvcnn(
     elif size == "small":
         layers = [
             nn.Conv2d(shape[0], channels, 5, 2, 2),
+            _norm(norm, channels),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Conv2d(channels, 2 * channels, 3, 1, 1),
+            _norm(norm, 2 * channels),
             nn.ReLU(),
             nn.MaxPool2d(2),
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,8 +69,9 @@ def load_data(config: RunConfig, folder: Path, known: Mapping[str, Encoder] | No
     elif chosen.name == "digits":
         data = digits(config.seed, chosen.validation, chosen.test)
     else:
-        data = catalogue.load(chosen.name, config.seed, augment=chosen.augment)
-    return data.subset(chosen.subset, config.seed) if chosen.subset else data
+        data = catalogue.load(chosen.name, config.seed, chosen.augment, chosen.subset)
+        chosen = replace(chosen, subset=0)  # that is done
+    return _some_rows(data, chosen, config.seed)
 
 
 def _are_tables(config: RunConfig) -> bool:
@@ -122,7 +124,14 @@ def _joined(config: RunConfig, folder: Path, known: Mapping[str, Encoder] | None
         participation=joined.participation,
         columns={name: drift.as_table(found) for name, found in joined.compared.items()},
     )
-    return data.subset(config.data.subset, config.seed) if config.data.subset else data
+    return _some_rows(data, config.data, config.seed)
+
+
+def _some_rows(data: Dataset, chosen: DataConfig, seed: int) -> Dataset:
+    """Return the rows of a data set that the file asks for."""
+    if chosen.subset:
+        data = data.subset(chosen.subset, seed)
+    return data.with_held_out(chosen.held_out, seed) if chosen.held_out else data
 
 
 def make_loss(config: RunConfig, name: str, train: Targets, classes: int) -> Loss:

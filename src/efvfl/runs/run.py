@@ -284,7 +284,7 @@ def train_on(
 
     federation.driver.pause = between_steps
     following: Iterable[Record] = federation.train(
-        config.epochs, watching(config).every, config.observe_gradient, callbacks
+        config.epochs, watching(config).every, config.observe_gradient, callbacks, config.note_every
     )
     for record in watch(federation, following) if watch else following:
         records.append(record)

@@ -23,6 +23,7 @@ from efvfl.training.callbacks import Callback, TrainingStep
 from efvfl.training.examination import Examination
 from efvfl.training.record import NAN, Observation, Record
 from efvfl.training.schedule import Schedule
+from efvfl.training.step_notes import StepNotes
 from efvfl.training.stopping import Stopping
 from efvfl.training.transport import Transport
 from efvfl.wire.message import Message
@@ -60,6 +61,7 @@ class Driver:
         self.transport = transport
         self.pause = pause
         self.callbacks: Sequence[Callback] = ()
+        self.notes = StepNotes()  # of every n-th step, for records
         self.spent: Callable[[], Spent] = lambda: label_account.spent(server)  # on what is protected
         self.simulated: Callable[[], float] = lambda: NAN  # seconds of a simulated clock
         self.asked: Callable[[], bool] = lambda: False  # whether `run` is to end at the next step
@@ -132,7 +134,7 @@ class Driver:
         if self.examination and (asked := self.examination.next(self._begun, self._is_last(schedule))):
             self._post(asked, hold=True)
             return None
-        record = self.record(observe, schedule.window)
+        record = replace(self.record(observe, schedule.window), steps=self.notes.take())
         if schedule.end and self._is_last(schedule):
             record = replace(record, asked=True)
         self._due, self._absent = False, {}
@@ -184,6 +186,7 @@ class Driver:
             "draining": self._draining,
             "examination": self.examination.state_dict() if self.examination else {},
             "arrivals": self.arrivals.state_dict(),
+            "notes": self.notes.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -195,6 +198,8 @@ class Driver:
         step, epochs = state.get("end", (0, 0))
         self._end = (int(step), int(epochs))
         self.arrivals.load_state_dict(state.get("arrivals", []))
+        if "notes" in state:  # not in what 0.3 saved
+            self.notes.load_state_dict(state["notes"])
         if self.examination:
             self.examination.load_state_dict(state["examination"])
 
@@ -227,7 +232,7 @@ class Driver:
             self._respond(replies, hold or self._draining)
             self._due = observed
         self.seconds += time.perf_counter() - started
-        if self.callbacks and not request.hold:
+        if (self.callbacks or self.notes.every) and not request.hold:
             self._tell_of_step()
         if self.transport.under_way:
             self.pause()
@@ -256,7 +261,7 @@ class Driver:
         totals = ledger.total("up"), ledger.total("down")
         rows = server.batches.rows(server.step_number - 1)
         step = TrainingStep(server.step_number, self.epoch, server.surrogate_loss, *totals, self.seconds, rows)
-        for callback in self.callbacks:
+        for callback in (self.notes, *self.callbacks):
             callback.on_step(step)
 
     def _post(self, messages: dict[str, Message], hold: bool) -> None:

@@ -110,14 +110,20 @@ class Federation:
         return self.driver.step(hold, begins or (1 if hold else self.window))
 
     def train(
-        self, epochs: int, observe_every: int = 1, gradient: bool = True, callbacks: Sequence[Callback] = ()
+        self,
+        epochs: int,
+        observe_every: int = 1,
+        gradient: bool = True,
+        callbacks: Sequence[Callback] = (),
+        note_every: int = 0,
     ) -> Iterator[Record]:
         """Train until `epochs` epochs are done, and yield a record after each that is observed (and the last).
 
         Nothing is trained before records are asked for: loop over them, or call `fit`. The full gradient and the
         distortion cost about as much as an epoch: `gradient=False` leaves them out. With `patience` it may stop
         earlier, and the best model is in place with the last record; more epochs later go on from the last model.
-        `callbacks` are told of every step, and of every record before it is yielded.
+        `callbacks` are told of every step, and of every record before it is yielded. `record.steps` has every
+        `note_every`-th step: loss, bytes, and of each block what was to be sent and what was lost of it; 0: none.
 
         >>> from efvfl import federate
         >>> x, y = [torch.ones(4, 3), torch.ones(4, 2)], torch.tensor([0, 1, 0, 1])
@@ -132,17 +138,20 @@ class Federation:
         schedule = Schedule(self.server.batches.per_epoch, epochs, observe_every, self.window, recorded)
         held_out = self.server.evaluation is None  # else they are evaluated by messages
         self.driver.callbacks = callbacks
-        sendings.watch(self.server, self.parties, callbacks)
+        self.driver.notes.every = whole_number("note_every", note_every, 0)
+        sendings.watch(self.server, self.parties, [*callbacks, self.driver.notes] if note_every else callbacks)
         return self.driver.run(schedule, lambda: self._observe(gradient, held_out))
 
     def fit(
-        self, epochs: int, observe_every: int = 1, gradient: bool = True, callbacks: Sequence[Callback] = ()
+        self,
+        epochs: int,
+        observe_every: int = 1,
+        gradient: bool = True,
+        callbacks: Sequence[Callback] = (),
+        note_every: int = 0,
     ) -> list[Record]:
-        """Train until `epochs` epochs are done, and return the records of all that `train` yields.
-
-        `federation.fit(10)` and then `federation.fit(15)` trains 15 epochs in all.
-        """
-        return list(self.train(epochs, observe_every, gradient, callbacks))
+        """Return the records of all that `train` yields: `fit(10)` and then `fit(15)` trains 15 epochs in all."""
+        return list(self.train(epochs, observe_every, gradient, callbacks, note_every))
 
     def record(self, gradient: bool = True) -> Record:
         """Measure where training stands."""

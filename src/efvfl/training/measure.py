@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from efvfl.core.batches import ALL, Rows, take
 from efvfl.core.channel import Channel
 from efvfl.core.fusion import Fusion
-from efvfl.core.local_model import CHUNK, evaluating
+from efvfl.core.local_model import evaluating, pieces
 from efvfl.core.local_model import represent as represent
 from efvfl.core.losses import Loss
 from efvfl.core.source_columns import OwnColumns
@@ -51,15 +51,14 @@ class Split:
 
     def chunks(self) -> Iterator[Split]:
         """Yield the rows a part at a time."""
-        for start in range(0, len(self.labels), CHUNK):
-            yield self.part(slice(start, start + CHUNK))
+        for piece in pieces(self.features):
+            yield self.part(piece)
 
 
 def predict(
     models: Sequence[nn.Module], fusion: Fusion, features: Sequence[OwnColumns], present: Tensor | None = None
 ) -> Tensor:
     """Return the network's output on uncompressed representations, shape (rows, outputs)."""
-    rows = len(features[0])
 
     def output(part: slice) -> Tensor:
         found = [model(x[part]) for model, x in zip(models, features, strict=True)]
@@ -67,7 +66,7 @@ def predict(
         return predicted
 
     with torch.no_grad(), evaluating([*models, fusion]):
-        return torch.cat([output(slice(start, start + CHUNK)) for start in range(0, rows, CHUNK)])
+        return torch.cat([output(piece) for piece in pieces(features)])
 
 
 def mask_for(present: Tensor | None, part: slice, dtype: torch.dtype) -> Tensor | None:

@@ -56,12 +56,14 @@ class Record:
         default_factory=dict
     )  # what was protected, and what it cost so far
     simulated_seconds: float = NAN  # in one process with `report_seconds`: virtual time of the steps
+    steps: dict[str, list[float]] = field(default_factory=dict)  # every n-th step since the last record (StepNotes)
 
     def to_json(self) -> str:
         """Return one line of JSON; what is not a finite number becomes null."""
         table = asdict(self)
-        if not self.spent:
-            del table["spent"]  # a run without protection says nothing of it
+        for name in ("spent", "steps"):
+            if not table[name]:
+                del table[name]  # a run without protection, or without notes, says nothing of it
         if math.isnan(self.simulated_seconds):
             del table["simulated_seconds"]
         return json.dumps(finite_or_null(table), allow_nan=False)
@@ -70,7 +72,7 @@ class Record:
     def from_json(cls, line: str) -> Record:
         """Read what `to_json` wrote."""
         table = json.loads(line)
-        return cls(**{key: _nan_for_null(value) for key, value in table.items()})
+        return cls(**{key: nan_for_null(value) for key, value in table.items()})
 
 
 def finite_or_null(value: Any) -> Any:
@@ -82,7 +84,10 @@ def finite_or_null(value: Any) -> Any:
     return [finite_or_null(item) for item in value] if isinstance(value, list) else value
 
 
-def _nan_for_null(value: Any) -> Any:
+def nan_for_null(value: Any) -> Any:
+    """Replace None by NaN."""
     if isinstance(value, dict):
-        return {key: _nan_for_null(item) for key, item in value.items()}
+        return {key: nan_for_null(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [nan_for_null(item) for item in value]
     return NAN if value is None else value

@@ -89,11 +89,12 @@ def _newest(home: Path, start: TrainedRun | None) -> int:
 
 def _load(config: RunConfig, folder: Path, name: str, start: StartingPoint) -> ParticipantData:
     party = name or config.label_holder
-    if config.data.subset and (has_tables(config) or _has_own_files(config, folder)):
-        raise ConfigError(
-            f"data.subset = {config.data.subset} is set, but it would have no effect: each participant uses all rows "
-            "of its own file. Leave it out."
-        )
+    for key, rows in (("subset", config.data.subset), ("held_out", config.data.held_out)):
+        if rows and (has_tables(config) or _has_own_files(config, folder)):
+            raise ConfigError(
+                f"data.{key} = {rows} is set, but it would have no effect: each participant uses all rows of its own "
+                "file. Leave it out."
+            )
     if has_tables(config):
         return from_tables(config, folder, name, start)
     if _has_own_files(config, folder):

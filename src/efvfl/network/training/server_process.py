@@ -98,6 +98,7 @@ class ServerProcess:
         self.driver = Driver(
             self.server, self.requests, lambda: self._save_if_due(), patience(config, "validation" in data.ids)
         )
+        self.driver.notes.every = config.note_every
         self.trial = WindowTrial() if self.plan.agreement.measures_window else None
         self.request = FinishRequest(folder, fresh=not checkpoint.exists(self.path))
         self.records: list[Record] = []
