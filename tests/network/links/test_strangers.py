@@ -15,13 +15,14 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from efvfl.network.links.connection_guard import ConnectionGuard, ConnectionLimits
 from warm_processes import PATIENT, Process
 
 from efvfl.errors import LinkError
 from efvfl.network.links import connection_guard
-from efvfl.network.links.connection_guard import ConnectionGuard, ConnectionLimits
+from efvfl.network.links.connecting import dial
 from efvfl.network.links.frame import PIECE, Assembler, Frame, FrameKind, json_frame, pieces
-from efvfl.network.links.grpc import METHOD, dial, listen
+from efvfl.network.links.listening import listen
 from efvfl.network.links.socket_bytes import SocketBytes
 from efvfl.network.links.wire import Wire
 from efvfl.network.ops.open_files import raise_limit
@@ -74,7 +75,7 @@ def port() -> Iterator[int]:
 
     server, port = listen("127.0.0.1:0", None, 1 << 20, 2, accept)
     yield port
-    server.stop(None).wait()
+    server.close()
 
 
 @pytest.mark.attack(
@@ -281,7 +282,7 @@ def test_a_stream_takes_long_frames_only_from_who_is_trusted() -> None:
         assert taken == [1 << 20, 5 << 20]
     finally:
         wire.close()
-        server.stop(None).wait()
+        server.close()
 
 
 @pytest.mark.attack(
@@ -316,7 +317,7 @@ def test_a_long_frame_before_hello_closes_the_stream() -> None:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             assert list(channel.stream_stream(METHOD)(pushed(), timeout=PATIENT)) == []
     finally:
-        server.stop(None).wait()
+        server.close()
     assert taken == ["expected a frame of at most 1,048,640 bytes, got more."]
     assert sent < 40
 

@@ -12,8 +12,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from cryptography import x509
-
 from efvfl.errors import ConfigError, LinkError, WireError, printable
 from efvfl.network.identity.certificates import SERVER, Credentials
 from efvfl.network.identity.fingerprints import ENOUGH, of_bytes, shown
@@ -25,6 +23,10 @@ from efvfl.network.links.socket_bytes import SocketBytes
 from efvfl.network.links.stream import DialledWire
 from efvfl.network.links.tls import NoSeal, Tls, tls_context
 from efvfl.network.links.wire import Wire
+from efvfl.util.extras import optional
+
+with optional("network", "a federation over a network"):
+    from cryptography import x509
 
 OLD: Final = "h2"  # what servers up to version 2 of the protocol speak
 CONNECT: Final = 5.0  # seconds for a connection
