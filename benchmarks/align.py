@@ -25,9 +25,10 @@ from efvfl.network.align.messages import FRAME, POINT
 from efvfl.network.align.party import AlignmentParty
 from efvfl.network.align.server import AlignmentServer
 from efvfl.network.identity import authority, certificates
+from efvfl.network.links.connecting import dial
 from efvfl.network.links.connections import Hooks
 from efvfl.network.links.dialling import Dialler
-from efvfl.network.links.grpc import dial, listen
+from efvfl.network.links.listening import listen
 
 NAME = "party"
 OVERLAP = 0.6
@@ -112,7 +113,7 @@ def measure(count: int) -> Measured:
         seconds = time.perf_counter() - began
         other.join()
         server.requests.close()
-        listening.stop(None).wait()
+        listening.close()
     assert len(found.ids) == round(OVERLAP * count)
     used = core_seconds() - before
     most = [memory(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

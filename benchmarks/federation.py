@@ -14,8 +14,9 @@ from benchmarks.replay import Replies, replay
 from efvfl.config.run_file import RunConfig
 from efvfl.network import handshake
 from efvfl.network.identity import authority, certificates
+from efvfl.network.links.connecting import dial
 from efvfl.network.links.dialling import Dialler
-from efvfl.network.links.grpc import dial, listen
+from efvfl.network.links.listening import listen
 from efvfl.network.training import build, questions
 from efvfl.network.training.participant_data import ParticipantData
 from efvfl.network.training.party_process import PartyProcess
@@ -79,4 +80,4 @@ def network(
             process.join()
         serving.requests.close()
         serving.message_log.close()
-        listening.stop(None).wait(5)
+        listening.close()

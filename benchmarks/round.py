@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-import grpc
+import grpc  # noqa
 import torch
 
 from benchmarks import federation, step

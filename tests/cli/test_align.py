@@ -30,8 +30,9 @@ from efvfl.network.align.messages import FRAME, AlignmentKind, VoidReason
 from efvfl.network.align.party import AlignmentParty
 from efvfl.network.align.server import AlignmentServer
 from efvfl.network.identity import authority, certificates
+from efvfl.network.links.connecting import dial
 from efvfl.network.links.dialling import Dialler
-from efvfl.network.links.grpc import dial, listen
+from efvfl.network.links.listening import listen
 from efvfl.network.ops import audit_log
 
 FILE = """
@@ -298,7 +299,7 @@ def test_a_party_that_shares_nothing_is_told_its_own_format(
     thread.start()
     assert command("--party", "north", "--address", f"127.0.0.1:{port}") == 2
     thread.join(30)
-    listening.stop(None).wait()
+    listening.close()
     text = capsys.readouterr().err
     assert ended
     assert ("4 to 6 characters: 100% digits only" in text) == (reason == VoidReason.EMPTY)

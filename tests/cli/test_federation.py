@@ -44,10 +44,11 @@ from efvfl.config.run_file import NetworkConfig
 from efvfl.errors import CheckpointError, Interrupted, RefusedError
 from efvfl.network.identity import certificates
 from efvfl.network.links import message_log
+from efvfl.network.links.connecting import dial
 from efvfl.network.links.connections import Hooks
 from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.frame import Frame, FrameKind, json_frame
-from efvfl.network.links.grpc import dial, listen
+from efvfl.network.links.listening import listen
 from efvfl.network.links.message_log import MessageLog
 from efvfl.network.links.wire import Wire
 from efvfl.network.ops import audit_log
@@ -620,7 +621,7 @@ def fake(place: Path) -> Iterator[Callable[..., str]]:
 
     yield serve
     for server in servers:
-        server.stop(None).wait()
+        server.close()
 
 
 BEGIN = Frame(FrameKind.REQUEST, 0, 0, Message(Kind.BEGIN, 0).to_bytes())
@@ -661,14 +662,15 @@ def test_codes_of_a_party(
 def test_without_the_packages_of_the_network(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "grpc", None)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
     for name in ("setup", "serve"):
         monkeypatch.delattr(sessions, name, raising=False)
         monkeypatch.delitem(sys.modules, f"efvfl.cli.sessions.{name}", raising=False)
-    monkeypatch.delitem(sys.modules, "efvfl.network.links.grpc")
+    for name in [name for name in sys.modules if name.startswith(("efvfl.network.identity", "efvfl.network.links"))]:
+        monkeypatch.delitem(sys.modules, name)
     assert command("serve", "fed.toml") == 2
     text = capsys.readouterr().err
-    assert text == "efvfl: a federation over a network needs grpcio: pip install 'efvfl[network]'.\n"
+    assert text == "efvfl: a federation over a network needs cryptography: pip install 'efvfl[network]'.\n"
 
 
 # Disks that are full, and folders that cannot be written. What was saved last stays as it is.
@@ -914,7 +916,7 @@ def test_join_on_a_full_disk_ends_with_a_sentence(
     try:
         assert command("join", "fed.toml", *arguments) == 2
     finally:
-        server.stop(None).wait()
+        server.close()
     assert "No space left on device. Free some space" in capsys.readouterr().err
 
 

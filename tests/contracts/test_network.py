@@ -276,7 +276,7 @@ def test_so_does_one_with_rows_that_parties_lack(case: str, tmp_path: Path) -> N
     "case", ["private-efvfl-topk", "private-cvfl-qsgd", "relay-replicate-batch-2", "aggregate-compress-all-1"]
 )
 def test_so_does_one_over_loopback(case: str, tmp_path: Path) -> None:
-    holds(case, tmp_path, "grpc")
+    holds(case, tmp_path, "plain")
 
 
 @pytest.mark.parametrize("case", ["private-label-holder", "relay-send-batch-1"])
@@ -305,7 +305,7 @@ def test_so_does_one_over_a_bad_network(case: str, seed: int, tmp_path: Path) ->
 
 @pytest.mark.system
 def test_so_does_one_over_a_bad_network_of_sockets(tmp_path: Path) -> None:
-    holds("private-cvfl-qsgd", tmp_path, "faulty-grpc")
+    holds("private-cvfl-qsgd", tmp_path, "faulty-plain")
 
 
 def test_every_named_method_is_among_the_cases() -> None:

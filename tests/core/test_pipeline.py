@@ -282,7 +282,7 @@ def test_over_wires_it_is_the_same(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "transport"), [("private", "grpc"), ("relay", "faulty"), ("exact", "faulty")])
+@pytest.mark.parametrize(("case", "transport"), [("private", "plain"), ("relay", "faulty"), ("exact", "faulty")])
 def test_over_any_wire(case: str, transport: Transport, tmp_path: Path) -> None:
     run = config(**CASES[case])
     assert_same(reference(run), networked(run, tmp_path, transport, seed=2))

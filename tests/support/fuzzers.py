@@ -39,8 +39,8 @@ from efvfl.errors import EfvflError
 from efvfl.network import handshake
 from efvfl.network.align import messages
 from efvfl.network.align.messages import POINT, TAG
-from efvfl.network.links import frame
-from efvfl.network.links.frame import Assembler, Frame, FrameKind, json_frame, pack
+from efvfl.network.links.frame import Frame, FrameKind, json_frame, pack, unpack
+from efvfl.network.links.framing import SIGN_OF_LIFE, Deframer, framed
 from efvfl.network.predict.http_app import AccessControl, make_app, read_ids
 from efvfl.network.predict.prediction import Prediction
 from efvfl.network.training.column_answers import ColumnAnswers
@@ -187,7 +187,7 @@ def read_late(data: bytes) -> None:
         assert 2 <= party.step == message.step <= 4
 
 
-# Frames, pieces and log entries.
+# Frames, streams of them, and log entries.
 
 
 @cache
@@ -211,15 +211,32 @@ def read_sealed_frame(data: bytes) -> None:
     read_frame(zlib.crc32(data).to_bytes(4, "little") + data)
 
 
-def assemble(data: bytes) -> None:
-    """Put pieces together: two bytes for each, its flag and its size."""
-    sizes = (0, 1, 2, 3, 1000, frame.PIECE - 1, frame.PIECE, frame.PIECE + 1)
-    assembler = Assembler(limit=2 * frame.PIECE + 10)
-    for i in range(0, min(len(data), 40) - 1, 2):
-        size = sizes[data[i + 1] % len(sizes)]
-        whole = assembler.add(bytes((data[i] % 3,)) * (size > 0) + bytes(size))
-        assert assembler.size <= assembler.limit
-        assert whole is None or len(whole) <= assembler.limit
+@cache
+def streams() -> list[bytes]:
+    """Return streams of frames and signs of life, each after two bytes that say how it is cut."""
+    bodies = [b"", b"a", bytes(30), bytes(range(256)) * 2]
+    whole = b"".join(framed(body) + SIGN_OF_LIFE for body in bodies)
+    return [bytes((step, shift)) + whole for step, shift in ((1, 0), (9, 3), (40, 7), (255, 0))]
+
+
+def take_frames(data: bytes) -> None:
+    """Take frames out of a stream that arrives in parts: what comes out is what is in it, however it is cut."""
+    step, shift, stream = max(1, data[0]) if data else 1, data[1] if len(data) > 1 else 0, data[2:]
+    taking, at_once, taken = Deframer(limit=600), Deframer(limit=600), []
+    place = min(shift, len(stream))
+    parts = [stream[:place], *(stream[i : i + step] for i in range(place, len(stream), step))]
+    try:
+        for part in parts:
+            taking.add(part)
+            while (frame := taking.next()) is not None:
+                assert len(frame) <= 600
+                taken.append(frame)
+    finally:
+        at_once.add(stream)
+        for frame in taken:
+            assert at_once.next() == frame
+    assert at_once.next() is None
+    assert at_once.beats == taking.beats
 
 
 @cache
@@ -474,10 +491,8 @@ FUZZERS: tuple[Fuzzer, ...] = (
     Fuzzer("late-answers", lambda: mutated(_encoded(late_answers())), read_late),
     Fuzzer("frames", lambda: mutated([zlib.crc32(f).to_bytes(4, "little") + f for f in frames()]), read_frame),
     Fuzzer("sealed-frames", lambda: mutated(frames()), read_sealed_frame),
-    Fuzzer(
-        "pieces", lambda: mutated([b"\x01\x06\x00\x03", b"\x00\x04\x00\x01", b"\x01\x06\x01\x06\x00\x04"]), assemble
-    ),
-    Fuzzer("log-entries", lambda: mutated(log_entries()), frame.unpack),
+    Fuzzer("streams", lambda: mutated(streams()), take_frames),
+    Fuzzer("log-entries", lambda: mutated(log_entries()), unpack),
     Fuzzer("questions", lambda: odd_json(QUESTIONS), handler()),
     Fuzzer("answers", lambda: mutated(answers()), read_answers),
     Fuzzer("handshakes", lambda: odd_json([hello()]), read_hello),

@@ -16,7 +16,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-import grpc
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -29,10 +28,11 @@ from efvfl.data.digits import NAMES
 from efvfl.errors import Interrupted, LinkError
 from efvfl.network import handshake
 from efvfl.network.identity import authority, certificates
+from efvfl.network.links.connecting import dial
 from efvfl.network.links.connections import Hooks, ServerTimeouts
 from efvfl.network.links.dialling import Dialler, PartyTimeouts
 from efvfl.network.links.faulty import Faults, FaultyWire
-from efvfl.network.links.grpc import dial, listen
+from efvfl.network.links.listening import Listener, listen
 from efvfl.network.links.wire import Wire, memory_pair
 from efvfl.network.training import build, participant_data, questions
 from efvfl.network.training.autosave import CheckpointPolicy
@@ -47,7 +47,7 @@ _digits: Any = importlib.import_module("efvfl.data.digits")
 _digits.load_digits = functools.cache(_digits.load_digits)
 
 SECONDS = 300.0  # until a run that hangs fails
-Transport = Literal["memory", "grpc", "mtls", "faulty", "faulty-grpc"]
+Transport = Literal["memory", "plain", "mtls", "faulty", "faulty-plain"]
 
 TIMEOUTS = ServerTimeouts(hello=5.0, repeat=0.1, tick=0.01, linger=0.2)
 WAITING = PartyTimeouts(welcome=0.3, tick=0.01, first=0.005, longest=0.05)
@@ -297,7 +297,7 @@ class Network:
         self._ends = time.monotonic() + SECONDS
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="party")
         self._numbers = count()
-        self._listening: grpc.Server | None = None
+        self._listening: Listener | None = None
         self._port = 0
         self.serve()
         assert self.serving is not None
@@ -321,7 +321,7 @@ class Network:
         for joining in (*self.joinings.values(), *self.others):
             process_of(joining).message_log.close()
         if self._listening is not None:
-            self._listening.stop(0).wait()
+            self._listening.close()
 
     def _home(self, name: str) -> Path | None:
         """Where a participant's list of aligned rows is, if it has one, or the draw of its labels."""

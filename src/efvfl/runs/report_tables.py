@@ -56,10 +56,7 @@ def frames(folder: Path) -> Iterator[str]:
     inner = "<p>With handshakes, evaluation, predictions and what was repeated after a break.</p>"
     yield html.fold("All frames", inner + html.table(["with", "", "kind", "frames", "bytes"], rows, texts=3))
     if sockets:
-        yield (
-            f"<p>On the socket, TLS and HTTP/2 included, as the kernel counted: {sockets['out']:,} bytes out, "
-            f"{sockets['in']:,} in.</p>"
-        )
+        yield (f"<p>On the sockets, TLS included: {sockets['out']:,} bytes out, {sockets['in']:,} in.</p>")
 
 
 def rows_of(settings: RunSettings | None, outputs: Mapping[str, Outputs]) -> Iterator[str]:

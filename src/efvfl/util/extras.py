@@ -18,7 +18,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "plots": {"matplotlib": "matplotlib", "PIL": "pillow"},
     "tables": {"polars": "polars"},
     "sklearn": {"sklearn": "scikit-learn", "polars": "polars"},
-    "network": {"cryptography": "cryptography", "grpc": "grpcio", "nacl": "pynacl"},
+    "network": {"cryptography": "cryptography", "nacl": "pynacl"},
     "dashboard": {"fastapi": "fastapi", "starlette": "starlette", "uvicorn": "uvicorn"},
     "service": {"fastapi": "fastapi", "starlette": "starlette", "uvicorn": "uvicorn"},
     "ray": {"ray": "ray"},

@@ -27,12 +27,15 @@ from efvfl.network.doctor.checkup import Checkup
 from efvfl.network.doctor.diagnosis import Diagnosis
 from efvfl.network.doctor.estimate import estimate
 from efvfl.network.doctor.line_probe import PROTOCOL, Talk, visit
-from efvfl.network.doctor.listening import Waiting, open_listener
+from efvfl.network.doctor.listening import Waiting
 from efvfl.network.doctor.machine import Machine
 from efvfl.network.identity import authority, certificates
 from efvfl.network.identity.certificates import Credentials
-from efvfl.network.links import grpc
-from efvfl.network.links.tls_probe import GRPC, LineError, shake, tls_context
+from efvfl.network.links.connecting import shake
+from efvfl.network.links.framing import NAME as TRAINING
+from efvfl.network.links.line_errors import LineError
+from efvfl.network.links.listening import listen, open_listener
+from efvfl.network.links.tls import tls_context
 from efvfl.network.ops.lock import Lock
 from efvfl.network.ops.session import SessionOptions
 from efvfl.runs.build import load_data, make_federation
@@ -128,12 +131,12 @@ def waiting(
 
 @contextmanager
 def serving(credentials: Credentials) -> Iterator[str]:
-    """What `efvfl serve` opens: gRPC's port."""
-    server, port = grpc.listen("127.0.0.1:0", credentials, 1 << 20, 1, lambda wire, name: None)
+    """What `efvfl serve` opens."""
+    server, port = listen("127.0.0.1:0", credentials, 1 << 20, 1, lambda wire, name: None)
     try:
         yield f"127.0.0.1:{port}"
     finally:
-        server.stop(0).wait()
+        server.close()
 
 
 @contextmanager
@@ -310,7 +313,7 @@ def test_dates_at_the_other_end(old: Path, tmp_path: Path) -> None:
     assert "refuses the certificate of 'telco' as expired" in found.text
     with serving(certificates.load(late / "certs", "server")) as address:
         found = of(examine(late, machine=there_is_time, address=address), "line")
-    assert "the certificate of 'telco' expired on" in found.text
+    assert "refuses the certificate of 'telco' as expired" in found.text  # the server says so now
     assert here.refused == 1
 
 
@@ -436,7 +439,7 @@ def test_a_proxy_in_between(good: Path) -> None:
         machine = Machine(environ={"https_proxy": f"http://{proxy}", "no_proxy": "127.0.0.1"})
         assert "nobody listens" in of(examine(good, machine=machine), "line").text
     with program(connect_proxy(b"HTTP/1.1 200 OK\r\n\r\n")) as proxy, waiting(good) as (_, address):
-        found = examine(good, machine=Machine(environ={"grpc_proxy": proxy}), address=address)
+        found = examine(good, machine=Machine(environ={"HTTPS_PROXY": proxy}), address=address)
         assert (of(found, "proxy").grade, of(found, "line").grade) == ("warning", "ok")
     machine = Machine(environ={"http_proxy": f"http://127.0.0.1:{free_port()}"})
     assert "cannot be reached" in of(examine(good, machine=machine), "line").text
@@ -526,8 +529,8 @@ def test_who_may_not_visit(good: Path, tmp_path: Path) -> None:
             with suppress(ConnectionResetError):
                 link.recv(1)
         with socket.create_connection((host, int(port))) as link:
-            shake(link, address, certificates.load(good / "certs", "telco"), [GRPC], 5.0).close()
+            shake(link, address, certificates.load(good / "certs", "telco"), [TRAINING], 5.0).close()
     assert "'visitor' is not a party of this federation; they are telco" in told[0]
-    assert "no TLS handshake" in told[1]
+    assert "it does not speak TLS" in told[1]
     assert "it wants to train" in told[2]
     assert not here.visits

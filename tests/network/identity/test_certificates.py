@@ -6,14 +6,12 @@ import shutil
 import socket
 import ssl
 import stat
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
@@ -22,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 from efvfl.errors import ConfigError
 from efvfl.network.identity import authority
 from efvfl.network.identity.authority import make
-from efvfl.network.identity.certificates import Credentials, days_left, expiry_warning, load, peer_name
+from efvfl.network.identity.certificates import Credentials, certain_name, days_left, expiry_warning, load
 
 NOW = datetime.now(UTC)
 DAY = timedelta(days=1)
@@ -139,64 +137,30 @@ def test_a_party_that_was_added_later_connects(folder: Path) -> None:
     assert shake((folder, "server"), (folder, "harbour"))["subjectAltName"] == (("DNS", "harbour"),)
 
 
-@pytest.fixture
-def address(ready: Path) -> Iterator[str]:
-    """A gRPC server that answers with the name of who asks."""
-
-    def who(request: bytes, context: grpc.ServicerContext) -> bytes:
-        return str(peer_name(context.auth_context())).encode()
-
-    own = load(ready, "server")
-    server = grpc.server(ThreadPoolExecutor(1))
-    handlers = {"who": grpc.unary_unary_rpc_method_handler(who)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
-    credentials = grpc.ssl_server_credentials([(own.key, own.certificate)], own.ca, require_client_auth=True)
-    port = server.add_secure_port("127.0.0.1:0", credentials)
-    server.start()
-    yield f"127.0.0.1:{port}"
-    server.stop(None).wait()
-
-
-def ask(address: str, own: Credentials, *options: tuple[str, Any]) -> str:
-    credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
-    with grpc.secure_channel(address, credentials, [("grpc.enable_http_proxy", 0), *options]) as channel:
-        return str(channel.unary_unary("/test/who")(b"", timeout=5).decode())
-
-
-def test_a_grpc_server_knows_its_peers(ready: Path, address: str) -> None:
-    assert ask(address, load(ready, "bank")) == "bank"  # by the address among the hosts
-    assert ask(address, load(ready, "clinic"), ("grpc.ssl_target_name_override", "server")) == "clinic"
-
-
-def test_a_grpc_server_refuses_strangers(ready: Path, address: str, tmp_path: Path) -> None:
-    make(tmp_path / "foreign", ["bank"])
-    stranger, ca = load(tmp_path / "foreign", "bank"), (ready / "ca.crt").read_bytes()
-    for own in (Credentials("bank", ca, stranger.certificate, stranger.key), load(ready, "server")):
-        with pytest.raises(grpc.RpcError) as caught:
-            ask(address, own)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
 @pytest.mark.parametrize(
     ("common", "alternative", "expected"),
     [
-        ([b"bank"], [b"bank"], "bank"),
-        ([b"bank"], [b"other", b"bank"], "bank"),
-        ([b"bank"], [b"BANK"], None),
-        ([b"bank"], [], None),
-        ([], [b"bank"], None),
-        ([b"bank", b"clinic"], [b"bank", b"clinic"], None),
-        ([b""], [b""], None),
-        ([b"b\x00k"], [b"b\x00k"], None),
-        ([b"\xff"], [b"\xff"], None),
+        (["bank"], ["bank"], "bank"),
+        (["bank"], ["other", "bank"], "bank"),
+        (["bank"], ["BANK"], None),
+        (["bank"], [], None),
+        ([], ["bank"], None),
+        (["bank", "clinic"], ["bank", "clinic"], None),
+        ([""], [""], None),
+        (["b\x00k"], ["b\x00k"], None),
+        (["\xff"], ["\xff"], None),
     ],
 )
-def test_peer_name(common: list[bytes], alternative: list[bytes], expected: str | None) -> None:
-    assert peer_name({"x509_common_name": common, "x509_subject_alternative_name": alternative}) == expected
+def test_a_certain_name(common: list[str], alternative: list[str], expected: str | None) -> None:
+    subject = tuple((("commonName", name),) for name in common)
+    assert (
+        certain_name({"subject": subject, "subjectAltName": tuple(("DNS", name) for name in alternative)}) == expected
+    )
+    assert certain_name({"subject": subject, "subjectAltName": tuple(("email", name) for name in alternative)}) is None
 
 
 def test_an_unencrypted_peer_has_no_name() -> None:
-    assert peer_name({}) is None
+    assert certain_name(None) is None
 
 
 # Files.

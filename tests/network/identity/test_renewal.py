@@ -6,7 +6,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -20,10 +20,13 @@ from efvfl.network.identity import authority, fingerprints, signing
 from efvfl.network.identity.certificates import Credentials, load, parse
 from efvfl.network.identity.deny_list import DenyList
 from efvfl.network.identity.renewal import Renewal
-from efvfl.network.links import grpc as links
+from efvfl.network.links import listening
+from efvfl.network.links.connecting import dial
 from efvfl.network.links.dialling import Dial
 from efvfl.network.links.frame import Frame, FrameKind
-from efvfl.network.links.grpc import dial, listen
+from efvfl.network.links.framing import NAME
+from efvfl.network.links.listening import listen
+from efvfl.network.links.socket_bytes import SocketBytes
 from efvfl.network.links.wire import Wire
 from efvfl.network.ops.audit_log import AuditLog
 from efvfl.network.predict import http_server
@@ -51,7 +54,7 @@ def shown_by(port: int, folder: Path) -> str:
     context.check_hostname = False
     context.load_verify_locations(folder / "certs" / "ca.crt")
     context.load_cert_chain(folder / "certs" / "bank.crt", folder / "certs" / "bank.key")
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols([NAME])
     with (
         socket.create_connection(("127.0.0.1", port), SECONDS) as plain,
         context.wrap_socket(plain, server_hostname="server") as wrapped,
@@ -70,7 +73,7 @@ class Door:
 
 @pytest.fixture
 def door(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
-    monkeypatch.setattr(links, "PERIOD", 0.05)
+    monkeypatch.setattr(listening, "PERIOD", 0.05)
     agreed = folder / "federation.toml"
     agreed.write_text("[network]\ndenied = []\n")
     came: queue.Queue[Wire] = queue.Queue()
@@ -82,7 +85,7 @@ def door(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
     own = load(folder / "certs", "server")
     server, port = listen("127.0.0.1:0", own, 1 << 20, 2, accept, DenyList(agreed))
     yield Door(folder, port, came)
-    server.stop(None).wait()
+    server.close()
 
 
 def deny(folder: Path, *names: str) -> None:
@@ -131,7 +134,7 @@ def test_a_party_dials_with_its_renewed_certificate(
 ) -> None:
     used: list[Credentials] = []
 
-    def note(address: str, own: Credentials, limit: int, on_close: Callable[[], None]) -> None:
+    def note(address: str, own: Credentials, limit: int, count: SocketBytes) -> None:
         used.append(own)
 
     monkeypatch.setattr(setup, "dial", note)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from efvfl.errors import CheckpointError, DamagedError, WireError
 from efvfl.network.links import message_log as journals
-from efvfl.network.links.frame import MAX_JSON, PIECE, Assembler, Frame, FrameKind, json_frame, pack, pieces, unpack
+from efvfl.network.links.frame import MAX_JSON, Frame, FrameKind, json_frame, pack, unpack
 from efvfl.network.links.message_log import MessageLog
 from efvfl.wire.message import Kind, Message
 from efvfl.wire.packet import DTYPES, Packet, number
@@ -517,34 +517,6 @@ def test_json_that_is_no_table_is_refused(body: bytes) -> None:
 
 
 # Pieces.
-
-
-@pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 3 * PIECE + 5])
-def test_pieces_make_the_whole_again(size: int) -> None:
-    data = os.urandom(size)
-    cut = list(pieces(data))
-    assert len(cut) == max(1, -(-size // PIECE))
-    assert all(len(piece) <= PIECE + 1 for piece in cut)
-    assembler = Assembler(size)
-    for _ in range(2):  # and it is ready for the next frame
-        assert [assembler.add(piece) for piece in cut] == [None] * (len(cut) - 1) + [data]
-
-
-def test_an_assembler_has_a_limit() -> None:
-    assembler = Assembler(PIECE + 10)
-    first, second = pieces(bytes(PIECE + 11))
-    assert assembler.add(first) is None
-    with pytest.raises(WireError, match=r"expected a frame of at most 1,048,586 bytes, got more"):
-        assembler.add(second)
-    assert Assembler(0).add(b"\x00") == b""
-    with pytest.raises(WireError, match="expected a frame of at most 0 bytes, got more"):
-        Assembler(0).add(b"\x00\x00")
-
-
-@pytest.mark.parametrize("piece", [b"", b"\x02", b"\xff" * 10, bytes(PIECE + 2), b"\x01", b"\x01x", b"\x01" * PIECE])
-def test_a_piece_that_is_not_ours_is_refused(piece: bytes) -> None:
-    with pytest.raises(WireError, match="expected a well-formed piece of a frame, got "):
-        Assembler(1 << 30).add(piece)
 
 
 # Entries of the server's log.

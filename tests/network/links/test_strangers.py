@@ -1,7 +1,6 @@
 """Connections on which nobody says anything: they are capped, and cost nobody else the server."""
 
 import contextlib
-import errno
 import os
 import resource
 import socket
@@ -12,21 +11,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from warm_processes import PATIENT, Process
 
 from efvfl.errors import LinkError
-from efvfl.network.links import connection_guard
-from efvfl.network.links.connection_guard import ConnectionGuard, ConnectionLimits
-from efvfl.network.links.frame import PIECE, Assembler, Frame, FrameKind, json_frame, pieces
-from efvfl.network.links.grpc import METHOD, dial, listen
-from efvfl.network.links.socket_bytes import SocketBytes
+from efvfl.network.links.connecting import dial
+from efvfl.network.links.frame import Frame, FrameKind, json_frame
+from efvfl.network.links.framing import PREFACE, SIGN_OF_LIFE
+from efvfl.network.links.guests import ConnectionLimits, Guest, condemned, plain_host
+from efvfl.network.links.listening import listen
 from efvfl.network.links.wire import Wire
 from efvfl.network.ops.open_files import raise_limit
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="connections are found in /proc")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="open files are found in /proc")
 
 
 def until(done: Callable[[], bool]) -> None:
@@ -37,7 +35,7 @@ def until(done: Callable[[], bool]) -> None:
 
 
 def is_open(connection: socket.socket) -> bool:
-    """Whether the other end has not closed it; it has never sent anything but perhaps gRPC's first frame."""
+    """Whether the other end has not closed it; it has never sent anything."""
     try:
         while connection.recv(4096, socket.MSG_DONTWAIT):
             pass
@@ -74,7 +72,7 @@ def port() -> Iterator[int]:
 
     server, port = listen("127.0.0.1:0", None, 1 << 20, 2, accept)
     yield port
-    server.stop(None).wait()
+    server.close()
 
 
 @pytest.mark.attack(
@@ -100,103 +98,83 @@ def test_idle_connections_are_closed_and_a_party_is_not(port: int) -> None:
 
 
 def test_a_server_accepts_a_bounded_number_at_any_moment(port: int) -> None:
-    """Faster than the guard looks: then gRPC itself refuses more."""
     with idle(port, 500):
         files = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
         sockets = sum("socket:" in name for name in files)
         assert sockets <= 500 + ConnectionLimits.of(2).total + 20
 
 
-def test_who_has_left_makes_room_for_who_is_there() -> None:
-    """gRPC takes a moment to notice that the other end is gone; that must not cost an older connection its place."""
-    with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as kept:
-        port = listening.getsockname()[1]
-        guard = ConnectionGuard(port, ConnectionLimits(total=9, unused=9, unused_by_address=2))
-
-        def connected() -> socket.socket:
-            made = kept.enter_context(socket.create_connection(("127.0.0.1", port)))
-            kept.enter_context(listening.accept()[0])
-            return made
-
-        patient = connected()
-        assert guard.look() == 0
-        for _ in range(5):
-            connected().close()
-        assert guard.look() == 4
+def test_who_has_left_makes_room_for_who_is_there(port: int) -> None:
+    """One that is there must not lose its place to those that are gone."""
+    with idle(port, 1) as (patient,):
+        for _ in range(3):
+            with idle(port, 19):
+                time.sleep(0.05)
+        time.sleep(0.3)
         assert is_open(patient)
 
 
-def condemned(guard: ConnectionGuard, *peers: tuple[str, int]) -> set[tuple[str, int]]:
-    guard._order = dict.fromkeys(peers)
-    return guard._condemned()
-
-
 def test_which_connections_are_closed() -> None:
-    guard = ConnectionGuard(7143, ConnectionLimits(total=9, unused=4, unused_by_address=2))
-    many = [("192.0.2.1", port) for port in range(5)]
-    assert condemned(guard, *many[:2]) == set()
-    assert condemned(guard, *many) == set(many[:3])  # the newest stay
-    guard.opened("ipv4:192.0.2.1:0")
-    assert condemned(guard, *many) == set(many[1:3])  # one with a stream is not touched, and does not count
-    guard.closed("ipv4:192.0.2.1:0")
-    assert condemned(guard, *many) == set(many[:3])
-    several = [(f"192.0.2.{n}", 1) for n in range(6)]
-    assert condemned(guard, *several) == set(several[:2])  # in all
-    honest = ("198.51.100.7", 1)  # the oldest; three others have as many as an address may have
-    crowd = [(f"192.0.2.{n}", port) for n in range(3) for port in range(2)]
-    assert honest not in condemned(guard, honest, *crowd)
+    limits = ConnectionLimits(total=9, unused=4, unused_by_address=2)
+
+    def left(*hosts: str) -> list[int]:
+        """Which guests stay, of those who come one after another."""
+        pairs = [socket.socketpair() for _ in hosts]
+        guests = [Guest(pair[0], host, None, 0.0) for pair, host in zip(pairs, hosts, strict=True)]
+        gone = condemned(guests, limits)
+        for pair in pairs:
+            for end in pair:
+                end.close()
+        return [n for n, guest in enumerate(guests) if guest not in gone]
+
+    assert left(*["192.0.2.1"] * 2) == [0, 1]
+    assert left(*["192.0.2.1"] * 5) == [3, 4]  # the newest stay
+    assert left(*(f"192.0.2.{n}" for n in range(6))) == [2, 3, 4, 5]  # in all
+    # The oldest; three others have as many as an address may have.
+    assert 0 in left("198.51.100.7", *(f"192.0.2.{n}" for n in range(3) for _ in range(2)))
     # Whoever has one IPv6 address has a network of them.
-    network = [(f"2001:db8::{n}", 1) for n in range(1, 4)]
-    assert condemned(guard, *network, ("2001:db8:0:1::1", 1)) == {network[0]}
-    guard.opened("ipv6:%5B2001:db8::1%5D:1")
-    assert condemned(guard, *network) == set()
+    assert left("2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8:0:1::1") == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
-    ("peer", "address"),
-    [
-        ("ipv4:192.0.2.1:40000", ("192.0.2.1", 40000)),
-        ("ipv6:%5B2001:db8::1%5D:40000", ("2001:db8::1", 40000)),
-        ("ipv6:[::ffff:192.0.2.1]:40000", ("192.0.2.1", 40000)),
-        ("unix:", ("", 0)),
-    ],
+    ("host", "plain"),
+    [("192.0.2.1", "192.0.2.1"), ("::ffff:192.0.2.1", "192.0.2.1"), ("2001:db8::1", "2001:db8::1"), ("", "")],
 )
-def test_what_grpc_calls_a_peer(peer: str, address: tuple[str, int]) -> None:
-    assert connection_guard.parsed_peer(peer) == address
-    assert connection_guard.peer_of(("::ffff:192.0.2.1", 7, 0, 0)) == ("192.0.2.1", 7)
+def test_how_an_address_is_written(host: str, plain: str) -> None:
+    assert plain_host(host) == plain
 
 
 # Files that cannot be opened any more.
 
 
-def full(path: object = ".") -> list[str]:
-    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-
 @pytest.mark.attack(
     by="a stranger",
     tries="uses up the files that the server may open, by connections",
-    outcome="what cannot be counted or closed now is counted and closed later; the server goes on",
+    outcome="connections are taken later; those that are open go on",
 )
-def test_no_more_files_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-        sockets, guard = (
-            SocketBytes(port),
-            ConnectionGuard(port, ConnectionLimits(total=9, unused=0, unused_by_address=0)),
-        )
-        with socket.create_connection(("127.0.0.1", port)) as here, listening.accept()[0] as there:
-            here.sendall(bytes(100))
-            assert there.recv(100, socket.MSG_WAITALL) == bytes(100)
-            assert sockets.totals() == (100, 100)
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "listdir", full)
-                here.sendall(bytes(11))
-                assert there.recv(11, socket.MSG_WAITALL) == bytes(11)
-                assert sockets.totals() == (100, 100)  # as last seen
-                assert guard.look() == 0
-            assert sockets.totals() == (111, 111)
-            assert guard.look() == 1
+def test_no_more_files_can_be_opened(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    first = dial(f"127.0.0.1:{port}", None, 1 << 20)
+    late = socket.socket()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    kept: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                kept.append(os.dup(0))
+        late.connect(("127.0.0.1", port))
+        late.sendall(PREFACE)
+        until(lambda: "no connection can be taken for a moment" in caplog.text)
+        first.send(json_frame(FrameKind.HELLO, {}).to_bytes())
+        assert Frame.from_bytes(first.receive(PATIENT)).kind == FrameKind.WELCOME
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for number in kept:
+            os.close(number)
+    late.settimeout(PATIENT)
+    assert late.recv(len(SIGN_OF_LIFE), socket.MSG_WAITALL) == SIGN_OF_LIFE  # it is let in now
+    late.close()
+    first.close()
 
 
 def test_the_limit_on_files_is_raised_as_far_as_is_allowed() -> None:
@@ -281,7 +259,7 @@ def test_a_stream_takes_long_frames_only_from_who_is_trusted() -> None:
         assert taken == [1 << 20, 5 << 20]
     finally:
         wire.close()
-        server.stop(None).wait()
+        server.close()
 
 
 @pytest.mark.attack(
@@ -304,26 +282,13 @@ def test_a_long_frame_before_hello_closes_the_stream() -> None:
         wire.close()
 
     server, port = listen("127.0.0.1:0", None, 64 << 20, 2, accept)
-    sent = 0
-
-    def pushed() -> Iterator[bytes]:
-        nonlocal sent
-        for piece in pieces(bytes(40 << 20)):
-            yield piece
-            sent += 1
-
     try:
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            assert list(channel.stream_stream(METHOD)(pushed(), timeout=PATIENT)) == []
+        wire = dial(f"127.0.0.1:{port}", None, 64 << 20)
+        wire.send(bytes(40 << 20))
+        with pytest.raises(LinkError):
+            wire.receive(PATIENT)
+        assert server.count.totals()[1] < 30 << 20
+        wire.close()
     finally:
-        server.stop(None).wait()
+        server.close()
     assert taken == ["expected a frame of at most 1,048,640 bytes, got more."]
-    assert sent < 40
-
-
-def test_pieces_of_a_frame_go_together_again() -> None:
-    """The limit of an assembler may be raised between two frames."""
-    assembler = Assembler(PIECE)
-    assert [assembler.add(piece) for piece in pieces(bytes(PIECE))] == [bytes(PIECE)]
-    assembler.limit = 3 * PIECE
-    assert [assembler.add(piece) for piece in pieces(bytes(2 * PIECE))] == [None, bytes(2 * PIECE)]

@@ -31,10 +31,10 @@ from warm_processes import PATIENT, Process
 from efvfl.cli.main import main
 from efvfl.errors import ConfigError
 from efvfl.network.identity import authority, certificates
+from efvfl.network.links.connecting import dial
 from efvfl.network.links.connections import Hooks
 from efvfl.network.links.dialling import Dialler
 from efvfl.network.links.frame import Frame, FrameKind
-from efvfl.network.links.grpc import dial
 from efvfl.network.ops import audit_log
 from efvfl.network.predict import batcher, service
 from efvfl.network.predict.batcher import PredictionBatcher, ServiceSettings

@@ -21,8 +21,9 @@ from efvfl.core.fusion import StepContext
 from efvfl.core.local_model import PlainModel
 from efvfl.core.party import Party
 from efvfl.network.identity import authority, certificates
+from efvfl.network.links.connecting import dial
 from efvfl.network.links.frame import Frame, FrameKind, pieces
-from efvfl.network.links.grpc import dial, listen
+from efvfl.network.links.listening import listen
 from efvfl.network.links.wire import Wire
 from efvfl.network.ops import audit_log
 from efvfl.network.training.build import frame_limit
@@ -150,7 +151,7 @@ class Overheard(Meeting):
 
     def stop(self) -> None:
         super().stop()
-        self.server.stop(None).wait()
+        self.server.close()
         self.trail.close()
 
     def bytes(self, *names: str) -> bytes:

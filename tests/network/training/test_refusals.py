@@ -5,8 +5,8 @@ import contextlib
 import json
 import logging
 import pickle
-import queue
 import re
+import socket
 import threading
 import time
 import zlib
@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 import torch
@@ -40,9 +39,11 @@ from torch import Tensor
 
 from efvfl.config.run_file import LimitConfig
 from efvfl.errors import LimitError, ProtocolError, RefusedError
+from efvfl.network.links.connecting import dial
 from efvfl.network.links.connections import ROOM
-from efvfl.network.links.frame import MAX_JSON, PIECE, Frame, FrameKind, digest_of, json_frame
-from efvfl.network.links.grpc import METHOD, dial, listen
+from efvfl.network.links.frame import MAX_JSON, Frame, FrameKind, digest_of, json_frame
+from efvfl.network.links.framing import BEAT, FIRST, FRAME, HEAD, PREFACE, SIGN_OF_LIFE
+from efvfl.network.links.listening import listen
 from efvfl.network.training.party_process import PartyProcess
 from efvfl.network.training.questions import CHUNK, read_held
 from efvfl.wire.message import Kind, Message
@@ -557,62 +558,61 @@ def test_a_flood_that_nobody_reads_leaves_no_thread_when_the_server_ends(tmp_pat
     until_links_are(meeting, 0)
 
 
-# What gRPC itself sees: sizes.
+# What the stream itself sees: sizes.
+
+
+ROOM_FOR_A_FRAME = 3 << 20
 
 
 @pytest.fixture
 def tight(meeting: Meeting) -> Iterator[str]:
     """The address of the same server with little room for a frame."""
-    server, port = listen("127.0.0.1:0", None, 3 * PIECE, 4, meeting.requests.accept)
+    server, port = listen("127.0.0.1:0", None, ROOM_FOR_A_FRAME, 4, meeting.requests.accept)
     yield f"127.0.0.1:{port}"
-    server.stop(None).wait()
+    server.close()
 
 
 def test_an_oversized_frame_closes_the_link(meeting: Meeting, tight: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "efvfl")
-    rogue = Rogue(meeting, dial(tight, None, 3 * PIECE))
+    rogue = Rogue(meeting, dial(tight, None, ROOM_FOR_A_FRAME))
     request = rogue.play(FrameKind.REQUEST, after=2)
-    rogue.send(Frame(FrameKind.REPLY, request.number, 0, bytes(4 * PIECE)))
+    rogue.send(Frame(FrameKind.REPLY, request.number, 0, bytes(ROOM_FOR_A_FRAME + 1)))
     rogue.closed()
     said(caplog, f"{VICTIM} is gone: expected a frame of at most 3,145,728 bytes, got more.")
     rogue.wire.close()
-    meeting.join(VICTIM, lambda: dial(tight, None, 3 * PIECE))
+    meeting.join(VICTIM, lambda: dial(tight, None, ROOM_FOR_A_FRAME))
     meeting.finish()
 
 
-MORE = b"\x01" + bytes(PIECE)  # more is announced, and never comes
-PIECES = {
-    "nothing": b"",
-    "an unknown mark": b"\x02abc",
-    "more after a short piece": b"\x01abc",
-    "a long piece": b"\x01" + bytes(PIECE + 1),
-    "a very long piece": b"\x00" + bytes(3 * PIECE),
-    "more that never comes": MORE,
+STREAMS = {
+    "bytes that are no frame": bytes(range(64)),
+    "a sign of life of a length": HEAD.pack(BEAT, 3) + b"abc",
+    "a length that nobody has": HEAD.pack(FRAME, (1 << 64) - 1) + bytes(1000),
+    "a frame that is too long before HELLO": HEAD.pack(FRAME, FIRST + 1) + bytes(FIRST + 1),
+    "a flood of signs of life": 10_000 * SIGN_OF_LIFE,
+    "half a head": HEAD.pack(FRAME, 100)[:5],
+    "a length that is a lie": HEAD.pack(FRAME, FIRST) + bytes(1000),  # more is announced, and never comes
+    "another protocol": None,
 }
 
 
-@pytest.mark.parametrize("piece", PIECES.values(), ids=PIECES)
-def test_a_piece_that_is_not_ours_closes_the_link(meeting: Meeting, tight: str, piece: bytes) -> None:
-    meeting.requests.timeouts = replace(TIMEOUTS, hello=0.5 if piece == MORE else 10.0)
-    out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    out.put(piece)
-    with grpc.insecure_channel(tight) as channel:
-        call = channel.stream_stream(METHOD)(iter(out.get, None), timeout=20)
-        try:
-            texts = [Frame.from_bytes(data[1:]).json()["text"] for data in call]
-            assert texts == (["no HELLO was received within 0.5 seconds."] if piece == MORE else [])
-        except grpc.RpcError:
-            assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # gRPC's own limit came first
-        out.put(None)
-    meeting.join(VICTIM, lambda: dial(tight, None, 3 * PIECE))
-    meeting.finish()
-
-
-def test_another_method_is_not_there(meeting: Meeting, tight: str) -> None:
-    with grpc.insecure_channel(tight) as channel, pytest.raises(grpc.RpcError) as caught:
-        list(channel.stream_stream("/efvfl.Federation/Other")(iter([b"x"]), timeout=20))
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    meeting.join(VICTIM)
+@pytest.mark.attack(
+    by="a party",
+    tries="sends what is no frame, announces more bytes than it sends or may, or sends signs of life without end",
+    outcome="nothing is set aside for what is announced; the connection is closed, and the others train on",
+)
+@pytest.mark.parametrize("data", STREAMS.values(), ids=STREAMS)
+def test_a_stream_that_is_not_ours_is_closed(meeting: Meeting, tight: str, data: bytes | None) -> None:
+    waits = data is not None and data[:1] == HEAD.pack(FRAME, 0)[:1] and len(data) < 2000 and data[8] == 0
+    meeting.requests.timeouts = replace(TIMEOUTS, hello=0.5 if waits else 10.0)
+    with socket.create_connection(("127.0.0.1", int(tight.rpartition(":")[2])), SECONDS) as link:
+        received = b""
+        with contextlib.suppress(ConnectionError):
+            link.sendall(b"GET / HTTP/1.1\r\n\r\n" if data is None else PREFACE + data)
+            while more := link.recv(1000):
+                received += more
+    assert (b"no HELLO was received within 0.5 seconds." in received) == waits
+    meeting.join(VICTIM, lambda: dial(tight, None, ROOM_FOR_A_FRAME))
     meeting.finish()
 
 

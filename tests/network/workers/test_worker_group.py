@@ -27,9 +27,10 @@ from worker_scenes import CASES, SCENES, WORKERS
 
 from efvfl.cli.main import main
 from efvfl.config import run_file as configs
+from efvfl.network.links.connecting import dial
 from efvfl.network.links.connections import Hooks
 from efvfl.network.links.dialling import Dialler
-from efvfl.network.links.grpc import dial, listen
+from efvfl.network.links.listening import listen
 from efvfl.network.training import build, participant_data, questions
 from efvfl.network.training.party_process import PartyProcess
 from efvfl.network.training.server_process import ServerProcess
@@ -280,7 +281,7 @@ def train(folder: Path, restarts: int = 0, watch: Callable[[Torchrun, int], None
         serving.requests.close()
         serving.message_log.close()
         process_of(south).message_log.close()
-        listening.stop(None).wait()
+        listening.close()
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,6 @@ def follow(options: SessionOptions, name: str, config: RunConfig, console: Conso
         PartyTimeouts(server=config.network.absent_seconds),
         on_frame=audit.record,
         on_tick=partial(tick, (progress,), audit),
-        explain=setup.make_explain(options.address_of(config), credentials),
     )
     _describe_tables(progress, local, config)
     with _restartable(), stop_on_signal(dialler.stopping):

@@ -91,7 +91,6 @@ def join(options: SessionOptions, name: str, config: RunConfig, console: Console
         PartyTimeouts(server=network.absent_seconds),
         on_frame=audit.record,
         on_tick=partial(tick, [show for show in (status, file, metrics) if show], audit, workers),
-        explain=setup.make_explain(options.address_of(config), credentials),
     )
     with stop_on_signal(dialler.stopping):
         dialler.run()

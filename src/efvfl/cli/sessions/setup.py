@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,10 +14,11 @@ from efvfl.config import own_file, run_file, user_code
 from efvfl.config.run_file import RunConfig
 from efvfl.network.identity.certificates import Credentials
 from efvfl.network.identity.renewal import Renewal
+from efvfl.network.links.connecting import dial
 from efvfl.network.links.dialling import Dial
-from efvfl.network.links.grpc import dial, listen, port_of
+from efvfl.network.links.listening import listen
 from efvfl.network.links.requests import Requests
-from efvfl.network.links.tls_probe import connect, probe
+from efvfl.network.links.socket_bytes import SocketBytes
 from efvfl.network.ops import private_seed, terminal_log
 from efvfl.network.ops.audit_log import AuditLog
 from efvfl.network.ops.lock import Lock
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from efvfl.network.ops.metrics import MetricsEndpoint
 
 log = logging.getLogger("efvfl")
-
-PROBE = 3.0  # seconds for a look at why a server cannot be reached
 
 
 def start(
@@ -98,16 +96,9 @@ def open_metrics(
 
 def make_dial(address: str, credentials: Credentials | None, limit: int, audit: AuditLog) -> Dial:
     """Return what connects to the server, with the certificate of that day; the audit log counts its bytes."""
-    audit.watch(port_of(address))
+    audit.watch(count := SocketBytes())
     renewal = Renewal(credentials) if credentials else None
-    return lambda: dial(address, renewal.current() if renewal else None, limit, audit.count)
-
-
-def make_explain(address: str, credentials: Credentials | None) -> Callable[[], None]:
-    """Return what finds out why there is no connection to the server, and raises it."""
-    if credentials is None:
-        return lambda: connect(address, PROBE)[0].close()
-    return partial(probe, address, credentials, PROBE)
+    return lambda: dial(address, renewal.current() if renewal else None, limit, count)
 
 
 def open_port(
@@ -122,11 +113,10 @@ def open_port(
     """Listen for parties and return the port; it is closed, and its last bytes are counted, with the stack."""
     address, denied = options.address_of(config), options.deny_list()
     listening, port = listen(address, credentials, limit, len(requests.names), requests.accept, denied)
-    audit.watch(port)
-    stack.callback(lambda: listening.stop(1.0).wait(2.0))
+    audit.watch(listening.count)
     stack.callback(audit.count)
+    stack.callback(listening.close, 1.0)
     stack.callback(requests.close)
-    stack.callback(audit.count)
     return port
 
 

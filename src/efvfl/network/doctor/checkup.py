@@ -8,25 +8,24 @@ from typing import Any
 
 from efvfl.config import own_file, user_code
 from efvfl.config.run_file import RunConfig
-from efvfl.errors import ConfigError, EfvflError, LinkError, WireError, nearest
+from efvfl.errors import ConfigError, EfvflError, nearest
 from efvfl.network import handshake
 from efvfl.network.doctor import machine as machines
 from efvfl.network.doctor import tables
 from efvfl.network.doctor.diagnosis import Diagnosis, Grade, problem_of
 from efvfl.network.doctor.estimate import RunCost, estimate
 from efvfl.network.doctor.line_probe import LineReport, Measured, visit
-from efvfl.network.doctor.listening import Waiting, open_listener
+from efvfl.network.doctor.listening import Waiting
 from efvfl.network.doctor.machine import Machine
 from efvfl.network.identity import certificates
 from efvfl.network.identity.certificates import SERVER, Credentials
-from efvfl.network.links.grpc import FIRST, dial
-from efvfl.network.links.tls_probe import LineError
+from efvfl.network.links.line_errors import LineError
+from efvfl.network.links.listening import open_listener
 from efvfl.network.ops.session import SessionOptions
 from efvfl.runs.line import Line
 from efvfl.runs.terminal import size
 
 SLOW_TRIP = 0.25  # seconds: every step waits for one
-STREAM = 0.5  # seconds for a stream of gRPC to fail
 TIGHT = 0.5  # of the limit of a party's own file, from which on it is worth a warning
 
 
@@ -119,29 +118,11 @@ class Checkup:
         except (OSError, EfvflError) as error:
             self.findings.append(Diagnosis("line", "problem", f"the line to {address} broke: {error}", "try again."))
         else:
-            self._describe(address, credentials, report)
+            self._describe(address, report)
 
-    def _dial(self, address: str, credentials: Credentials) -> str:
-        """Open a stream as training does, and leave at once; return why there is none."""
-        wire = dial(address, credentials, FIRST)
-        try:
-            wire.receive(STREAM)
-        except TimeoutError:
-            return ""  # the server waits for us to say who we are
-        except (LinkError, WireError) as error:
-            return str(error)
-        finally:
-            wire.close()
-        return ""
-
-    def _describe(self, address: str, credentials: Credentials, report: LineReport) -> None:
+    def _describe(self, address: str, report: LineReport) -> None:
         who = f"{address} is the server of this federation (certificate {report.certificate} ...)"
         if report.measured is None:
-            if why := self._dial(address, credentials):
-                self.findings.append(
-                    Diagnosis("line", "problem", f"gRPC gets no stream at {address} ({why})", "try again.")
-                )
-                return
             text = f"{who}; connecting takes {1e3 * report.connecting:.1f} ms. It runs, so nothing more is measured"
             self.findings.append(
                 Diagnosis("line", "ok", text, "`efvfl doctor --listen` there measures it, before it runs.")

@@ -20,18 +20,11 @@ from typing import Any, Final
 
 from efvfl.errors import ProtocolError, printable
 from efvfl.network.identity.certificates import Credentials
-from efvfl.network.links.tls_probe import (
-    GRPC,
-    LineError,
-    await_acceptance,
-    connect,
-    fingerprint,
-    refused,
-    shake,
-    wrong_port,
-)
+from efvfl.network.links.connecting import OLD, await_acceptance, connect, fingerprint, shake, wrong_protocol
+from efvfl.network.links.framing import NAME
+from efvfl.network.links.line_errors import LineError, refused
 
-PROTOCOL: Final = "efvfl-doctor/1"  # as TLS negotiates it, so that no server of gRPC is mistaken for a listening doctor
+PROTOCOL: Final = "efvfl-doctor/1"  # as TLS negotiates it, so that no server is mistaken for a listening doctor
 SECONDS: Final = 30.0  # of a whole visit
 ASKED: Final = 64  # questions of one visit
 BLOCK: Final = 4 << 20  # bytes of a block, at most
@@ -153,12 +146,12 @@ def visit(
     If its server runs, and no doctor, only the connection is looked at.
     """
     link, connecting = connect(address, timeout, environ)
-    with link, shake(link, address, credentials, [PROTOCOL, GRPC], timeout) as secure:
+    with link, shake(link, address, credentials, [PROTOCOL, NAME, OLD], timeout) as secure:
         spoken = secure.selected_alpn_protocol()
         if spoken != PROTOCOL:
+            if spoken != NAME:
+                raise wrong_protocol(address, spoken)
             await_acceptance(secure, credentials)
-            if spoken != GRPC:
-                raise wrong_port(address, "has a certificate of this federation, but is no server for parties")
             return LineReport(connecting, fingerprint(secure), listening=False)
         talk = Talk(secure)
         try:

@@ -11,16 +11,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
-from efvfl.errors import ConfigError, EfvflError, printable
+from efvfl.errors import EfvflError, printable
 from efvfl.network.doctor.line_probe import PROTOCOL, SECONDS, WELCOME, Measured, Talk, answer
-from efvfl.network.identity.certificates import Credentials, other_names
-from efvfl.network.links.tls_probe import host_and_port, tls_context
-from efvfl.util.extras import optional
+from efvfl.network.identity.certificates import Credentials, certain_name
+from efvfl.network.links.line_errors import reason_of
+from efvfl.network.links.tls import tls_context
 from efvfl.util.nested import differences
-
-with optional("network", "a federation over a network"):
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
 
 AT_ONCE: Final = 8  # visits; more are turned away
 TOLD: Final = 20  # visitors that are shown, who were refused; strangers can come as often as they like
@@ -84,7 +80,7 @@ class Waiting:
             self._room.release()
 
     def _welcome(self, secure: ssl.SSLSocket, host: str) -> None:
-        name = common_name(secure)
+        name = certain_name(secure.getpeercert()) or ""
         if name not in self.names:
             self._refuse(host, f"{name!r} is not a party of this federation; they are {', '.join(self.names)}")
             return
@@ -104,33 +100,3 @@ class Waiting:
             self.refused += 1
             if self.refused <= TOLD:
                 self.tell(f"refused a connection from {host}: {why}.")
-
-
-def open_listener(address: str) -> socket.socket:
-    """Return a socket that listens where the server would."""
-    host, port = host_and_port(address)
-    try:
-        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server((str(where[0]), port), family=family, backlog=64)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {address} ({error.strerror or error}).") from error
-
-
-def common_name(secure: ssl.SSLSocket) -> str:
-    """Return the name in the certificate of the other end, which was verified."""
-    certificate = x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"")
-    common = [str(part.value) for part in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-    certain = len(common) == 1 and x509.DNSName(common[0]) in other_names(certificate)
-    return common[0] if certain else ""
-
-
-def reason_of(error: ssl.SSLError) -> str:
-    """Say in words why a handshake has failed at the server."""
-    reason = (error.reason or "").upper()
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not accepted ({error.verify_message})"
-    if "ALERT" in reason and ("UNKNOWN_CA" in reason or "CERTIFICATE" in reason):
-        return f"it does not accept our certificate ({reason.replace('_', ' ').lower()})"
-    if "PEER_DID_NOT_RETURN_A_CERTIFICATE" in reason:
-        return "it has no certificate"
-    return f"no TLS handshake ({reason.replace('_', ' ').lower() or 'the connection was closed'})"

@@ -18,9 +18,9 @@ from typing import Final
 
 from efvfl.errors import ConfigError
 from efvfl.network.doctor.diagnosis import Diagnosis
-from efvfl.network.doctor.listening import open_listener
+from efvfl.network.links.connecting import host_and_port
+from efvfl.network.links.listening import open_listener
 from efvfl.network.links.proxy import proxy_of
-from efvfl.network.links.tls_probe import host_and_port
 from efvfl.network.ops.lock import owner_of
 from efvfl.runs.terminal import size
 
@@ -117,7 +117,7 @@ def port(address: str, folder: Path) -> Diagnosis:
 
 
 def proxy(address: str, machine: Machine) -> Diagnosis | None:
-    """Say through which proxy gRPC dials, if it does."""
+    """Say through which proxy a party dials, if it does."""
     host, _ = host_and_port(address)
     found = proxy_of(host, machine.environ)
     if found is None:

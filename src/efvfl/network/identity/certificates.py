@@ -9,10 +9,11 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -104,18 +105,16 @@ def expiry_warning(credentials: Credentials, now: datetime | None = None, within
     return ""
 
 
-def peer_certificate(auth_context: Mapping[str, Sequence[bytes]]) -> bytes:
-    """Return the certificate (PEM) that a peer has shown in a gRPC call; empty if it has shown none."""
-    return next(iter(auth_context.get("x509_pem_cert", ())), b"")
+def certain_name(shown: Mapping[str, Any] | None) -> str | None:
+    """Return the name of a participant in a certificate that TLS has verified, as `getpeercert()` returns it.
 
-
-def peer_name(auth_context: Mapping[str, Sequence[bytes]]) -> str | None:
-    """Return the peer's name in a gRPC call, from `ServicerContext.auth_context()`; None if it is not certain."""
-    common = list(auth_context.get("x509_common_name", ()))
-    if len(common) != 1 or common[0] not in auth_context.get("x509_subject_alternative_name", ()):
+    None if it is not certain: both places of a name must have the same one.
+    """
+    subject = [pair for part in (shown or {}).get("subject", ()) for pair in part]
+    common = [value for key, value in subject if key == "commonName"]
+    if len(common) != 1 or ("DNS", common[0]) not in (shown or {}).get("subjectAltName", ()):
         return None
-    name = common[0].decode("ascii", "replace")
-    return name if NAME.fullmatch(name) else None
+    return common[0] if NAME.fullmatch(common[0]) else None
 
 
 def check_name(name: str) -> None:

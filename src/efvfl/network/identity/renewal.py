@@ -19,7 +19,7 @@ class Renewal:
         """Begin with these, and look where they were loaded from."""
         self._credentials = credentials
         self._stamp = _stamp(credentials.folder, credentials.name)
-        self._lock = threading.Lock()  # handshakes are on threads of gRPC
+        self._lock = threading.Lock()
 
     def current(self) -> Credentials:
         """Return what is valid now; files that do not fit together leave it as it was, and say so once."""

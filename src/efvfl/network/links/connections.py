@@ -197,7 +197,7 @@ class Connections(ABC):
             connection for connection in self.connections.values() if now - connection.sent > self.timeouts.repeat
         ]:
             connection.sent = now
-            for frame in connection.waiting:
+            for frame in connection.waiting if connection.wire.settled else ():  # else it is still on its way
                 self._put(connection, frame)
         self.hooks.on_tick()
 

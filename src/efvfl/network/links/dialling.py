@@ -21,13 +21,12 @@ from efvfl.errors import (
     printable,
 )
 from efvfl.network.links.frame import Frame, FrameKind, json_frame
-from efvfl.network.links.tls_probe import LineError
+from efvfl.network.links.line_errors import LineError
 from efvfl.network.links.wire import Wire
 
 log = logging.getLogger("efvfl")
 
 Dial: TypeAlias = Callable[[], Wire]
-NOBODY = "Connection refused"  # in what gRPC says
 MOST_REPEATED = 8  # WELCOMEs of one connection that are taken for copies of the first
 
 OnFrame: TypeAlias = Callable[[str, str, Frame], None]  # peer, "in" or "out", frame
@@ -42,7 +41,7 @@ class PartyTimeouts:
     tick: float = 0.2  # between two looks at the clock
     first: float = 0.05  # before dialling again; doubled every time
     longest: float = 2.0
-    explain: float = 10.0  # between two looks at why there is no connection
+    hopeless: float = 1.0  # of a reason that dialling again does not mend, until it is given up
 
 
 class FrameHandler(Protocol):
@@ -75,12 +74,8 @@ class Dialler:
         timeouts: PartyTimeouts | None = None,
         on_frame: OnFrame | None = None,
         on_tick: Callable[[], None] | None = None,
-        explain: Callable[[], None] | None = None,
     ) -> None:
-        """Respond on whatever wire `dial` returns; `on_frame` is called for every frame, `on_tick` while waiting.
-
-        `explain` raises a LineError that says why no connection comes about.
-        """
+        """Respond on whatever wire `dial` returns; `on_frame` is called for every frame, `on_tick` while waiting."""
         self.handler = handler
         self.dial = dial
         self.timeouts = timeouts or PartyTimeouts()
@@ -89,12 +84,9 @@ class Dialler:
         self.stopping = threading.Event()
         self.connected = False
         self.waited = 0.0  # seconds spent waiting for the server
-        self.explain = explain or (lambda: None)
         self._last_error = ""
-        self._explained = float("-inf")
-        self._found: LineError | None = None  # why, when it was last looked at
         self._welcomed = False  # at least once: what was right before may become so again
-        self._hopeless = 0  # how often in turn the reason was one that dialling again does not mend
+        self._hopeless = 0.0  # since when the reason is one that dialling again does not mend; 0: it is not
 
     def run(self) -> None:
         """Take part until the server sends STOP."""
@@ -107,8 +99,8 @@ class Dialler:
                 pause, self.connected, self._welcomed = self.timeouts.first, True, True
                 self._serve(wire)
                 return
-            except (LinkError, WireError, TimeoutError) as failure:
-                error = self._reason(failure, wire)
+            except (LinkError, WireError, TimeoutError) as error:
+                self._judge(error)
                 if self.connected:
                     lost, self.connected = time.monotonic(), False
                 if str(error) != self._last_error:  # logged once, not at every attempt
@@ -128,31 +120,18 @@ class Dialler:
             self._pause(pause)
             pause = min(2 * pause, self.timeouts.longest)
 
-    def _reason(self, failure: Exception, wire: Wire | None) -> Exception:
-        """Return why there is no connection, if that can be found out; raise it if certificates must change first.
+    def _judge(self, error: Exception) -> None:
+        """End this party if certificates must change before there can be a connection.
 
         Once is not enough to give up: a server that is about to stop looks like one that refuses us.
         """
-        now = time.monotonic()
-        if wire is not None and wire.connected:
-            return failure
-        if NOBODY in str(failure):  # unless somebody is found to be the reason
-            failure = LinkError("nobody was there when it was dialled")
-        if now - self._explained < self.timeouts.explain:
-            return self._found or failure
-        try:
-            self._found = None
-            self.explain()
-        except LineError as found:
-            self._found = found
-            self._hopeless = self._hopeless + 1 if found.final else 0
-            if self._hopeless > 1 and not self._welcomed:
-                self.handler.save()
-                raise ConfigError(f"no link to the server: {found}") from failure
-            self._explained = now - (self.timeouts.explain - 1.0 if found.final else 0.0)
-            return found
-        self._explained = now
-        return failure
+        if not isinstance(error, LineError) or not error.final:
+            self._hopeless = 0.0
+            return
+        self._hopeless = self._hopeless or time.monotonic()
+        if not self._welcomed and time.monotonic() - self._hopeless > self.timeouts.hopeless:
+            self.handler.save()
+            raise ConfigError(f"no link to the server: {error}") from error
 
     def _pause(self, seconds: float) -> None:
         self._look()
@@ -177,13 +156,8 @@ class Dialler:
 
     def _handshake(self, wire: Wire) -> None:
         """Send HELLO and wait for WELCOME."""
-        hello, frame = self.handler.hello(), None
-        wire.send(hello.to_bytes())
-        try:
-            frame = self._first_frame(wire)
-        finally:
-            if frame or wire.connected:  # else HELLO has not left
-                self.on_frame("server", "out", hello)
+        self._send(wire, self.handler.hello())
+        frame = self._first_frame(wire)
         self.on_frame("server", "in", frame)
         if frame.kind == FrameKind.REFUSE:
             self._refused(frame)

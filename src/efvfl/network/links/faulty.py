@@ -91,6 +91,6 @@ class FaultyWire:
         self._wire.trust()
 
     @property
-    def connected(self) -> bool:
-        """Whether what was sent first has left, or was lost on purpose."""
-        return self._wire.connected
+    def settled(self) -> bool:
+        """Whether all that was sent, and not lost on purpose, has left this process."""
+        return self._wire.settled

@@ -1,4 +1,4 @@
-"""Frames: what travels on a connection, around messages, cut into pieces that gRPC carries. Layout: docs/protocol.md.
+"""Frames: what travels on a connection, around messages. Layout: docs/protocol.md.
 
 A frame has a checksum of its own: TLS guards against other people, the checksum against our own mistakes and faulty
 memory. A wrong checksum closes the connection, and the next handshake finds out what is missing.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
@@ -19,9 +19,8 @@ from efvfl.wire.message import Kind as MessageKind
 from efvfl.wire.message import Message
 from efvfl.wire.packet import Packet, Reader, number
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 DIGEST: Final = 16  # bytes of a digest of a request, or of what is remembered
-PIECE: Final = 1 << 20  # bytes of one gRPC message: gRPC itself refuses more than 4 MiB unless told otherwise
 MAX_JSON: Final = 1 << 20  # bytes of a frame that carries JSON
 
 
@@ -90,36 +89,6 @@ def json_frame(kind: FrameKind, table: Mapping[str, Any], number: int = 0, durab
 def digest_of(data: bytes) -> bytes:
     """Return a digest by which a request can be told from another one."""
     return hashlib.blake2b(data, digest_size=DIGEST).digest()
-
-
-def pieces(data: bytes) -> Iterator[bytes]:
-    """Cut a frame into pieces; each starts with 1 if more follow, with 0 if it is the last."""
-    for start in range(0, max(len(data), 1), PIECE):
-        stop = start + PIECE
-        yield bytes((stop < len(data),)) + data[start:stop]
-
-
-@dataclass(slots=True)
-class Assembler:
-    """Puts the pieces of a frame together again, up to a limit."""
-
-    limit: int
-    parts: list[bytes] = field(default_factory=list)
-    size: int = 0
-
-    def add(self, piece: bytes) -> bytes | None:
-        """Add a piece; return the frame's bytes if it is complete."""
-        if not 1 <= len(piece) <= PIECE + 1 or piece[0] > 1 or (piece[0] and len(piece) <= PIECE):
-            raise WireError(f"expected a well-formed piece of a frame, got {len(piece):,} bytes that are not.")
-        self.size += len(piece) - 1
-        if self.size > self.limit:
-            raise WireError(f"expected a frame of at most {self.limit:,} bytes, got more.")
-        self.parts.append(piece[1:])
-        if piece[0]:
-            return None
-        whole = b"".join(self.parts) if len(self.parts) > 1 else self.parts[0]
-        self.parts, self.size = [], 0
-        return whole
 
 
 def pack(messages: Mapping[str, Message]) -> bytes:

@@ -24,8 +24,8 @@ class Wire(Protocol):
         """Receive frames as long as agreed from now on: until it is known who sends them, they must be short."""
 
     @property
-    def connected(self) -> bool:
-        """Whether what was sent first has left: one may send before a connection is there, or comes about at all."""
+    def settled(self) -> bool:
+        """Whether all that was sent has left this process."""
 
 
 class MemoryWire:
@@ -64,7 +64,7 @@ class MemoryWire:
         """Do nothing: frames within a process may have any length."""
 
     @property
-    def connected(self) -> bool:
+    def settled(self) -> bool:
         """Always."""
         return True
 

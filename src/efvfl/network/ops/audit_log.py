@@ -15,7 +15,8 @@ from rich.table import Table
 
 from efvfl.errors import CheckpointError, ConfigError, WireError
 from efvfl.network.align.messages import AlignmentKind
-from efvfl.network.links.frame import PIECE, Frame, FrameKind
+from efvfl.network.links.frame import Frame, FrameKind
+from efvfl.network.links.framing import HEAD
 from efvfl.network.links.socket_bytes import SocketBytes
 from efvfl.util.files import private
 from efvfl.wire.message import Kind
@@ -23,7 +24,7 @@ from efvfl.wire.packet import Reader, number
 
 FILE = "ledger.jsonl"
 DIRECTIONS = ("out", "in")
-INTERVAL = 1.0  # seconds between two counts of socket bytes: what a connection carries after the last is not counted
+INTERVAL = 1.0  # seconds between two counts of socket bytes
 
 CONTENTS = {
     "begin": "a step's number: report on it",
@@ -78,8 +79,8 @@ class AuditLine:
     number: int  # of the request or question
     step: int | None
     payload: int  # bytes of the message
-    frame: int  # bytes handed to gRPC: payload, numbers, checksum and piece marks
-    socket: int = 0  # 0 but in lines about sockets: bytes since the last such line, TLS and HTTP/2 included
+    frame: int  # bytes in the stream: payload, numbers, checksum and length
+    socket: int = 0  # 0 but in lines about sockets: bytes since the last such line, TLS included
 
 
 class AuditLog:
@@ -98,9 +99,9 @@ class AuditLog:
         self._counted = {"out": 0, "in": 0}
         self._last_count = 0.0
 
-    def watch(self, port: int) -> None:
-        """Count the bytes on the sockets of a port from now on."""
-        self._sockets = SocketBytes(port)
+    def watch(self, sockets: SocketBytes) -> None:
+        """Write down what is counted on these sockets from now on."""
+        self._sockets = sockets
 
     def tick(self) -> None:
         """Count the bytes on the sockets if it is time; cheap enough to call often."""
@@ -120,15 +121,12 @@ class AuditLog:
 
     def record(self, peer: str, direction: str, frame: Frame) -> None:
         """Write down a frame."""
-        size = len(frame.body) + 4 + 1 + len(number(frame.number)) + len(number(frame.durable))
-        size += max(1, -(-size // PIECE))
+        size = HEAD.size + 4 + 1 + len(number(frame.number)) + len(number(frame.durable)) + len(frame.body)
         self.totals[direction] += size
         kind, step = _kind_and_step(frame)
         line = {"time": round(time.time(), 3), "peer": peer, "direction": direction, "kind": kind}
         line |= {"number": frame.number, "step": step, "payload": len(frame.body), "frame": size}
         self._write(line)
-        if frame.kind == FrameKind.BYE:  # the connection and its counters are about to disappear
-            self.count()
 
     def _write(self, line: dict[str, Any]) -> None:
         data, place = json.dumps(line).encode() + b"\n", self._file.tell()

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from efvfl.network.identity.certificates import peer_name
+from efvfl.network.identity.certificates import certain_name
 from efvfl.network.identity.fingerprints import of_bytes
 from efvfl.network.ops.session import handle_signals
 from efvfl.network.predict.places import Place, PlaceLimits, Places
@@ -144,7 +144,7 @@ class _Protocol(H11Protocol):
         tls = transport.get_extra_info("ssl_object")
         shown = tls.getpeercert(binary_form=True) if tls else None
         self.app_state = {
-            "certified": _certified(tls.getpeercert() if tls else None),
+            "certified": certain_name(tls.getpeercert() if tls else None),
             "fingerprint": of_bytes(shown or b""),
             "place": self.place,
         }
@@ -187,19 +187,6 @@ class _Protocol(H11Protocol):
             for event in (response, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
-
-
-def _certified(certificate: dict[str, Any] | None) -> str | None:
-    """Return the name in a certificate that TLS has verified."""
-    if not certificate:
-        return None
-    subject = [pair for part in certificate.get("subject", ()) for pair in part]
-    return peer_name(
-        {
-            "x509_common_name": [value.encode() for key, value in subject if key == "commonName"],
-            "x509_subject_alternative_name": [v.encode() for kind, v in certificate.get("subjectAltName", ())],
-        }
-    )
 
 
 def serve(server: HttpServer, listening: socket.socket) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from efvfl.errors import ConfigError
 from efvfl.network.identity import certificates
 from efvfl.network.identity.deny_list import DenyList
-from efvfl.network.links.grpc import refuse_plaintext_beyond_loopback
+from efvfl.network.links.connecting import refuse_plaintext_beyond_loopback
 from efvfl.network.ops.status import StatusLine
 from efvfl.network.predict.batcher import PredictionBatcher, ServiceSettings
 from efvfl.network.predict.places import PlaceLimits
