@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-import grpc  # noqa
+import grpc
 import torch
 
 from benchmarks import federation, step

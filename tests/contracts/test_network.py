@@ -9,7 +9,7 @@ import pytest
 from networks import FAULTS, Transport, assert_same, config, networked, reference, with_missing_rows
 
 from efvfl.compress import REGISTRY
-from efvfl.core.methods import METHODS
+from efvfl.core.methods import METHODS as NAMED
 from efvfl.data.digits import NAMES
 from efvfl.errors import ConfigError, LinkError
 from efvfl.network.links.faulty import Faults, FaultyWire
@@ -47,7 +47,7 @@ def every_method(methods: tuple[str, ...] = ("cvfl", "efvfl")) -> dict[str, Sett
     return found
 
 
-METHODS: dict[str, Settings] = {
+SETTINGS: dict[str, Settings] = {
     "svfl": {"name": "svfl"},
     "efvfl-topk": {"compressor": TOPK},
     "cvfl-qsgd": {"name": "cvfl", "compressor": {"name": "qsgd"}},
@@ -203,7 +203,7 @@ MISSING: dict[str, Settings] = {  # rows that some parties lack
 
 
 CASES: dict[str, Settings] = {
-    **{f"{mode}-{name}": MODES[mode] | {"method": m} for mode in MODES for name, m in METHODS.items()},
+    **{f"{mode}-{name}": MODES[mode] | {"method": m} for mode in MODES for name, m in SETTINGS.items()},
     **every_agreement(),
     **{f"{mode}-{name}": merged(s, MODES[mode]) for mode in ("private", "relay") for name, s in BOTH.items()},
     **{f"private-{name}": settings for name, settings in PRIVATE.items()},
@@ -309,7 +309,7 @@ def test_so_does_one_over_a_bad_network_of_sockets(tmp_path: Path) -> None:
 
 
 def test_every_named_method_is_among_the_cases() -> None:
-    assert set(METHODS) <= {case.get("method", {}).get("name") for case in CASES.values()}
+    assert set(NAMED) <= {case.get("method", {}).get("name") for case in CASES.values()}
 
 
 def test_the_cases_differ_from_each_other() -> None:

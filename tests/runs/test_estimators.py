@@ -173,7 +173,9 @@ def test_it_is_the_federation_that_a_run_file_makes() -> None:
 @pytest.mark.parametrize("labels", ["private", "shared"])
 @pytest.mark.parametrize("method", ["svfl", "cvfl", "efvfl"])
 def test_every_method_and_both_kinds_of_labels_train(method: str, labels: str) -> None:
-    model = VerticalClassifier(method=method, labels=labels, epochs=4, batch_size=64, optimizer=STEEP).fit(BREAST.data, BREAST.target)
+    model = VerticalClassifier(method=method, labels=labels, epochs=4, batch_size=64, optimizer=STEEP).fit(
+        BREAST.data, BREAST.target
+    )
     assert model.score(BREAST.data, BREAST.target) > 0.85
     assert model.records_[-1].bytes_up == model.bytes_up_ > 0
     assert model.records_[-1].bytes_down == model.bytes_down_ > 0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tapped_wire import TappedWire
 
 from efvfl.config import run_file as configs
 from efvfl.config.run_file import RunConfig
@@ -36,23 +37,6 @@ def config(*names: str, **data: Any) -> RunConfig:
 
 class Killed(BaseException):
     """What SIGKILL is in a test: nobody catches it, nothing is saved."""
-
-
-class Tap:
-    """A wire that keeps what came through it."""
-
-    def __init__(self, wire: Wire, heard: list[bytes]) -> None:
-        self.wire = wire
-        self.heard = heard
-        self.send = wire.send
-        self.close = wire.close
-        self.trust = wire.trust
-        self.connected = wire.connected
-
-    def receive(self, timeout: float | None) -> bytes:
-        data = self.wire.receive(timeout)
-        self.heard.append(data)
-        return data
 
 
 class Meeting:
@@ -154,8 +138,8 @@ class Meeting:
         if server is None:
             raise LinkError("nobody listens.")
         there, here = memory_pair()
-        server.requests.accept(Tap(there, self.heard[""]), None)
-        return Tap(here, self.heard[name])
+        server.requests.accept(TappedWire(there, received=self.heard[""].append), None)
+        return TappedWire(here, received=self.heard[name].append)
 
     def run_until_ended(self, name: str) -> BaseException | None:
         """Align until this party has ended for good, which stops the label holder too; return how the latter ended."""

@@ -146,7 +146,7 @@ def played(member: PartyProcess, *frames: Sent, dials: int = 1) -> tuple[BaseExc
 class FloodingServer:
     """The far end of a wire on which one frame arrives again and again, as fast as it is read."""
 
-    connected = True
+    settled = True
 
     def __init__(self, frame: Frame, most: int, at: Callable[[int], None] = lambda count: None) -> None:
         """Send so many of them, then cut the wire; `at` is told how many were read."""

@@ -57,16 +57,17 @@ class Dataset:
 
     def with_held_out(self, rows: int, seed: int) -> Dataset:
         """Return a data set with at most `rows` validation rows, and as many test rows, chosen by seed."""
-        found: dict[str, Split | None] = {"validation": self.validation, "test": self.test}
         ids = dict(self.ids)
-        for name, split in found.items():
+
+        def part(name: str, split: Split | None) -> Split | None:
             if split is None or len(split.labels) <= rows:
-                continue
+                return split
             chosen = chosen_rows(seed, name, len(split.labels), rows)
-            found[name] = split.part(chosen)
             if name in ids:
                 ids[name] = [ids[name][i] for i in chosen.tolist()]
-        return replace(self, **found, ids=ids)
+            return split.part(chosen)
+
+        return replace(self, validation=part("validation", self.validation), test=part("test", self.test), ids=ids)
 
 
 def chosen_rows(seed: int, purpose: str, count: int, rows: int) -> Tensor:

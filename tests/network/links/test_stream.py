@@ -397,9 +397,12 @@ def test_who_does_not_speak_tls(guarded: Door, data: bytes, reason: str, caplog:
 
 
 def test_without_a_certificate(guarded: Door, certs: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with guarded.connect() as link, context(certs, "").wrap_socket(link, server_hostname="server") as secure:
-        with pytest.raises((ssl.SSLError, ConnectionError)):
-            secure.recv(1)
+    with (
+        guarded.connect() as link,
+        context(certs, "").wrap_socket(link, server_hostname="server") as secure,
+        pytest.raises((ssl.SSLError, ConnectionError)),
+    ):
+        secure.recv(1)
     until(lambda: "no TLS handshake with 127.0.0.1: it has no certificate" in caplog.text)
 
 
@@ -492,8 +495,9 @@ def test_updates_of_keys_do_not_pile_up(guarded: Door, certs: Path) -> None:
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("no openssl to ask for updates of keys")
-    words = [openssl, "s_client", "-connect", f"127.0.0.1:{guarded.port}", "-alpn", NAME, "-CAfile", certs / "ca.crt"]
-    words += ["-cert", certs / "bank.crt", "-key", certs / "bank.key", "-tls1_3"]
+    files = {"-CAfile": "ca.crt", "-cert": "bank.crt", "-key": "bank.key"}
+    words = [openssl, "s_client", "-connect", f"127.0.0.1:{guarded.port}", "-alpn", NAME, "-tls1_3"]
+    words += [word for option, name in files.items() for word in (option, str(certs / name))]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as other:
         far = guarded.came.get(timeout=PATIENT)
         assert other.stdin is not None

@@ -72,7 +72,7 @@ def test_a_run_over_wires_stops_where_one_process_does(rows: Path, case: str, tm
 
 @pytest.mark.parametrize("who", ["", "left"], ids=["server", "party"])
 def test_whoever_dies_when_held_out_rows_are_evaluated_the_run_ends_alike(rows: Path, who: str, tmp_path: Path) -> None:
-    """One epoch of one step is enough to be asked, told to keep the model, and asked for the exact rows; every event is tried."""
+    """One epoch of one step is enough to be asked, told to keep the model, and asked for the exact rows."""
     run = case_of(rows, "shared", epochs=1, save_steps=1, batch_size=0)
     expected, undisturbed = reference(run), Fate()
     assert_same(expected, disturbed(run, tmp_path / "calm", who, undisturbed))

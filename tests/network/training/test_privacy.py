@@ -13,6 +13,7 @@ import pytest
 import torch
 from leaks import find_leaks
 from meetings import VICTIM, Meeting, Rogue, close_logs, own_copy, settings  # noqa: F401
+from tapped_wire import TappedWire
 from torch import Tensor
 
 from efvfl.config.run_file import RunConfig
@@ -22,7 +23,8 @@ from efvfl.core.local_model import PlainModel
 from efvfl.core.party import Party
 from efvfl.network.identity import authority, certificates
 from efvfl.network.links.connecting import dial
-from efvfl.network.links.frame import Frame, FrameKind, pieces
+from efvfl.network.links.frame import Frame, FrameKind
+from efvfl.network.links.framing import framed
 from efvfl.network.links.listening import listen
 from efvfl.network.links.wire import Wire
 from efvfl.network.ops import audit_log
@@ -77,31 +79,6 @@ def file(**more: Any) -> RunConfig:
 
 
 @dataclass
-class Tapped:
-    """A wire that keeps what is sent on it."""
-
-    wire: Wire
-    sent: list[bytes]
-
-    def send(self, data: bytes) -> None:
-        self.sent.append(data)
-        self.wire.send(data)
-
-    def receive(self, timeout: float | None) -> bytes:
-        return self.wire.receive(timeout)
-
-    def close(self) -> None:
-        self.wire.close()
-
-    def trust(self) -> None:
-        self.wire.trust()
-
-    @property
-    def connected(self) -> bool:
-        return self.wire.connected
-
-
-@dataclass
 class Seen:
     """What the search for leaks of the core's tests wants to know."""
 
@@ -134,10 +111,11 @@ class Overheard(Meeting):
         self.requests.post = watched  # type: ignore[method-assign]
 
     def _accept(self, wire: Wire, name: str | None) -> None:
-        self.requests.accept(Tapped(wire, self.sent["server"]), name)
+        self.requests.accept(TappedWire(wire, self.sent["server"].append), name)
 
     def dial_as(self, name: str) -> Wire:
-        return Tapped(dial(f"127.0.0.1:{self.port}", certificates.load(self.ready, name), self.limit), self.sent[name])
+        wire = dial(f"127.0.0.1:{self.port}", certificates.load(self.ready, name), self.limit)
+        return TappedWire(wire, self.sent[name].append)
 
     def join(self, name: str, by: Callable[[], Wire] | None = None) -> None:
         super().join(name, by or partial(self.dial_as, name))
@@ -233,7 +211,7 @@ def test_all_that_was_sent_was_heard(heard: Overheard) -> None:
 
 def test_the_trail_tells_of_every_byte(heard: Overheard) -> None:
     lines = [line for line in audit_log.read(heard.serving.folder) if line.direction == "out"]
-    assert [line.frame for line in lines] == [sum(map(len, pieces(data))) for data in heard.sent["server"]]
+    assert [line.frame for line in lines] == [len(framed(data)) for data in heard.sent["server"]]
 
 
 def test_the_trail_tells_of_refusals_as_well(tmp_path: Path, ready: Path, data: Path) -> None:
