@@ -158,7 +158,7 @@ class RunConfig:
     class_weights: str | tuple[float, ...] = ()  # "balanced", or one for each class; empty: all rows count alike
     memory: Literal["ram", "mapped"] = "ram"  # where surrogates are; mapped: in scratch files, for very many rows
     threads: int = 1  # of torch; small models are fastest with one, 0: as torch decides
-    observe_every: int | None = None  # epochs between two records; left out: 1, with tables a twentieth of all
+    observe_every: int | None = None  # epochs between two records; left out: 1, with tables a fiftieth of all
     note_every: int = 0  # steps between two notes of what is sent, lost and learnt, in records and figures; 0: none
     patience: int | None = None  # epochs without a better validation loss: it stops, and keeps the best; 0: it does not
     evaluation: Evaluation | None = None  # of held-out rows; left out: exact, with tables or patience compressed
