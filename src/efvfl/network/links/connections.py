@@ -127,6 +127,7 @@ class Connections(ABC):
                     return
                 self._events.put((connection, frame))
         except EfvflError as error:
+            connection.wire.close()  # now: the owner's thread may be busy, or done
             self._events.put((connection, error))
 
     # The owner's thread.
