@@ -287,9 +287,9 @@ def test_ones_own_in_one_file_trains_over_the_network_and_fulfils_the_contract(
     monkeypatch: pytest.MonkeyPatch,
     rows: Path,
 ) -> None:
-    (tmp_path / "own_memory_of_a_test.py").write_text(OWN)
+    (tmp_path / "own_clipped_memory_of_a_test.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    named: Mapping[str, Any] = {"name": "own_memory_of_a_test:Clipped", "most": 0.3}
+    named: Mapping[str, Any] = {"name": "own_clipped_memory_of_a_test:Clipped", "most": 0.3}
     try:
         for number, case in enumerate(("private", "relay")):
             run = config(

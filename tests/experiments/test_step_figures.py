@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from efvfl.experiments import figures, step_figures, tables
 from efvfl.experiments.experiment_file import parse
 from efvfl.experiments.jobs import run_job
@@ -53,6 +55,6 @@ def test_a_figure_by_step_draws_what_a_run_has_noted(tmp_path: Path) -> None:
         (megabytes, step_figures.megabytes(done)),
     ):
         [line] = axes.get_lines()
-        assert list(line.get_xdata()) == done.steps["step"]
-        assert list(line.get_ydata()) == list(expected)
+        assert np.array_equal(line.get_xdata(), done.steps["step"])
+        assert np.array_equal(line.get_ydata(), expected)
     assert 0.1 < step_figures.contraction(done)[0] < 1  # top-k 10 % of a block keeps more than a tenth of its energy

@@ -36,7 +36,7 @@ def test_group_norm_does_not_mix_rows() -> None:
     model = resnet18(1, 4, channels=8, norm="group")
     x = torch.randn(3, 1, 8, 8)
     assert torch.allclose(model(x)[:1], model(x[:1]), atol=1e-5)
-    with pytest.raises(ConfigError, match="'batch' or 'group'"):
+    with pytest.raises(ConfigError, match="expected norm 'batch', 'group' or 'none', got 'layer'"):
         resnet18(1, 4, norm="layer")  # type: ignore[arg-type]
 
 

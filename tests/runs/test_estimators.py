@@ -434,7 +434,7 @@ def test_stopping_is_left_to_validation_rows_where_there_are_enough() -> None:
         ({"columns": {"a": [0], "b": [5]}}, "expected column indices of 'b' from 0 to 4, got 5"),
         ({"columns": {"a": [0], "b": []}}, r"expected one or more different columns of 'b', got \[\]"),
         ({"columns": {"a": [0, "town"]}}, "expected one or more different columns of 'a', got"),
-        ({"method": "evfl"}, "unknown value 'evfl'. Did you mean 'efvfl'"),
+        ({"method": "evfl"}, "unknown method 'evfl'. Did you mean 'efvfl'"),
         ({"labels": "secret"}, "labels: unknown value 'secret'"),
         ({"label_holder": "shop"}, "label_holder: expected one of the parties .*, got 'shop'"),
         ({"model": "tabel"}, "no model 'tabel'. Did you mean 'table'"),

@@ -85,7 +85,6 @@ def test_a_source_trains_as_its_tensor_does_bit_for_bit(choice: str) -> None:
 
 def test_no_step_reads_more_than_its_batch_and_records_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("efvfl.core.local_model.CHUNK", 10)
-    monkeypatch.setattr("efvfl.training.measure.CHUNK", 10)
     source = Counted(columns()[1])
     x = columns()
     made = problem(efvfl(TopK(0.2)), features=[x[0], source, x[2]], batch_size=16)

@@ -193,7 +193,7 @@ def test_large_sets_are_observed_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     y, models, fusion = classes(x), local_models(), problem().fusion
     split, loss = Split(x, y), LOSSES["cross_entropy"]
     whole = squared_norm(gradient(models, fusion, split, loss).gradient), evaluate(models, fusion, split, loss)
-    monkeypatch.setattr("efvfl.training.measure.CHUNK", 7)
+    monkeypatch.setattr("efvfl.core.local_model.CHUNK", 7)
     parts = squared_norm(gradient(models, fusion, split, loss).gradient), evaluate(models, fusion, split, loss)
     assert parts[0] == pytest.approx(whole[0], rel=1e-12)
     assert parts[1] == pytest.approx(whole[1], rel=1e-12)

@@ -501,11 +501,10 @@ def test_updates_of_keys_do_not_pile_up(guarded: Door, certs: Path) -> None:
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as other:
         far = guarded.came.get(timeout=PATIENT)
         assert other.stdin is not None
-        for _ in range(5):
+        for _ in range(6):
             other.stdin.write(b"K\n")
-            other.stdin.flush()
+            other.stdin.flush()  # one at a time: the tool takes a line as a command only where it reads it alone
             time.sleep(0.05)
-        other.stdin.write(b"K\n")
         with pytest.raises(TimeoutError):
             far.receive(1.0)
         assert not far._seal.owes  # type: ignore[attr-defined]  # its own updates have left

@@ -603,7 +603,7 @@ def test_another_file_is_refused_with_what_differs(
 @pytest.mark.parametrize(
     ("about", "expected"),
     [
-        ({"protocol": 1}, "the server speaks protocol 2, left speaks 1: install the same release"),
+        ({"protocol": 2}, "the server speaks protocol 3, left speaks 2: install the same release"),
         ({"name": "nobody"}, "'nobody' is not a party of this federation; they are left, right"),
         ({"rows": {}}, "left sent no table of its rows"),
     ],
