@@ -1,5 +1,6 @@
 """Experiments as files, results as files, and sweeps that survive being killed."""
 
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -209,6 +210,35 @@ def test_killing_a_sweep_and_starting_it_again_changes_no_result(tmp_path: Path)
     assert without_times(tmp_path / "calm") == without_times(tmp_path / "killed")
     assert len(without_times(tmp_path / "calm")) == 4
     assert not any((tmp_path / "killed" / ".parts").iterdir())
+
+
+SLEEPS = """
+import os, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from efvfl.experiments.jobs import end_with_parent
+
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=end_with_parent)
+    print(pool.submit(os.getpid).result(), flush=True)
+    pool.submit(time.sleep, 300).result()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
+def test_no_worker_goes_on_when_the_sweep_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "sleeps.py"
+    file.write_text(SLEEPS)
+    with subprocess.Popen([sys.executable, str(file)], stdout=subprocess.PIPE, text=True) as sweep:
+        assert sweep.stdout is not None
+        stat = Path("/proc", sweep.stdout.readline().strip(), "stat")
+        assert stat.read_text().split(")")[-1].split()[0] in "RS"
+        sweep.kill()
+    ends = time.monotonic() + 60
+    while stat.exists() and stat.read_text().split(")")[-1].split()[0] not in "ZX":
+        assert time.monotonic() < ends, "the worker goes on"
+        time.sleep(0.05)
 
 
 @pytest.mark.usefixtures("warm_pool")
