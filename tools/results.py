@@ -20,6 +20,9 @@ Everything on this page is generated from the record files in `results/` by `mak
 deviation over seeds. `*` marks a cell that is more than two of the paper's standard deviations from the paper's.
 """
 
+_STANDS_IN = "**CIFAR-10 stands in for CIFAR-100**, whose numbers of the paper stand below ours:"
+_ORDER = "What can be compared is the order of the methods, and how far apart they are."
+
 # Remarks about each task, and whether its numbers are comparable with the paper's.
 NOTES = {
     "mnist": (True, "The paper's setting: full batch, 100 epochs, 5 seeds."),
@@ -33,13 +36,12 @@ NOTES = {
     "modelnet10-local": (False, "Figures 6a and 6b on our rendering."),
     "cifar10-small": (
         False,
-        "**CIFAR-10 stands in for CIFAR-100**, whose numbers of the paper stand below ours: ten classes in place of a "
-        "hundred, 2,000 images in place of 50,000, a quarter of the channels. What can be compared is the order of the "
-        "methods, and how far apart they are.",
+        f"{_STANDS_IN} ten classes in place of a hundred, 2,000 images in place of 50,000, a small network. {_ORDER}",
     ),
+    "cifar10-resnet": (False, f"{_STANDS_IN} as above, with a quarter of the paper's channels. {_ORDER}"),
     "cifar10-small-local": (
         False,
-        "Figures 5b, 6c and 6d, with a smaller network; the paper shows curves of these, and no table.",
+        "Figures 5b, 6c and 6d, with the same small network; the paper shows curves of these, and no table.",
     ),
 }
 

@@ -72,7 +72,7 @@ def test_every_experiment_that_comes_along_is_read(task: str) -> None:
 
 
 def test_table_2_is_covered() -> None:
-    for task in ("mnist", "modelnet10", "cifar100", "cifar10-small"):
+    for task in ("mnist", "modelnet10", "cifar100", "cifar10-small", "cifar10-resnet"):
         plan = load(task)
         cells = {(cell.row, cell.column) for cell in plan.cells}
         assert len(plan.cells) == 13
