@@ -27,6 +27,7 @@ from efvfl.core.presence import RowPresence, of_training
 from efvfl.core.source_columns import OwnColumns
 from efvfl.errors import ConfigError, describe
 from efvfl.training import inputs
+from efvfl.training.absences import Absences
 from efvfl.training.arrivals import Arrivals
 from efvfl.training.federation import Federation
 from efvfl.training.inputs import Columns, Models
@@ -103,7 +104,10 @@ def federate(
         presence=presence,
         held_out_presence=by_split,
         mapped=None if setup.mapped is None else Path(setup.mapped),
+        stale=bool(setup.away),
     )
+    if setup.away and plan.agreement.window > 1:
+        raise ConfigError("away: expected one step under way at a time, got a pipeline: leave one of them out.")
     rules.check(_choices(plan, setup, training, exact=len(splits) > 1 and not training.by_messages))
     _check_parts(plan, splits, local, fusion)
     later = {name: splits[name] for name in plan.held_out}
@@ -116,7 +120,9 @@ def federate(
         party_seed = derive(seed_of[name], "party", name)
         trains = training.parties.get(name) or PartyTraining()
         model = plain_model(plan, name, module, _own_rows(x, presence, name), party_seed, trains.optimizer)
-        shared = SharedParts(learnt["train"], copy.deepcopy(fusion), None if setup.wire else server.channels)
+        shared = SharedParts(
+            learnt["train"], copy.deepcopy(fusion), None if setup.wire or setup.away else server.channels
+        )
         own = {split: rows.of_party(place) for split, rows in later.items()}
         known = None if plan.agreement.private else shared
         protect = setup.protect_rows.get(name)
@@ -126,6 +132,7 @@ def federate(
         here=[setup.label_holder] if setup.label_holder else [],
         wire=setup.wire,
         times=None if setup.report_seconds is None else SimulatedClock(setup.report_seconds),
+        absences=Absences(setup.away),
     )
     made = Federation(server, transport, splits, plan.agreement.window_here, training.patience)
     made.driver.arrivals = Arrivals(names, setup.arrivals)
@@ -162,6 +169,7 @@ def _choices(plan: Plan, setup: Setup, training: Training, exact: bool) -> rules
     return replace(
         chosen,
         combine=setup.combine,
+        on_missing="stale" if setup.away else "wait",
         widths=tuple(plan.widths),
         protect=setup.protect.on,
         releases=setup.protect.releases,
@@ -187,6 +195,9 @@ def _check_setup(setup: Setup, names: list[str], rows: int) -> None:
         raise ConfigError(f"protect_rows: expected names of the parties {names}, got {unknown[0]!r}.")
     if isinstance(setup.report_seconds, Mapping) and (unknown := sorted(set(setup.report_seconds) - set(names))):
         raise ConfigError(f"report_seconds: expected names of the parties {names}, got {unknown[0]!r}.")
+    Absences(setup.away).check(names)
+    if setup.label_holder in setup.away:
+        raise ConfigError(f"away: expected parties that are not at the server, got {setup.label_holder!r}.")
     if setup.sources and [len(source) for source in setup.sources] != [rows] * len(names):
         raise ConfigError(f"sources: expected {len(names)} of {rows:,} rows, one for each party.")
 

@@ -343,7 +343,8 @@ class Federation:
         self.ledger.load_state_dict(state["ledger"])
         self.driver.load_state_dict(state["driver"])
         self.transport.load_state_dict(state.get("transport", {}))
-        steps = zip(*(party.open.unanswered(party.step) for party in self.parties.values()), strict=True)
-        self.transport.reopen([dict(zip(self.parties, reports, strict=True)) for reports in steps])
+        here = {name: party for name, party in self.parties.items() if name not in self.transport.away}
+        steps = zip(*(party.open.unanswered(party.step) for party in here.values()), strict=True)
+        self.transport.reopen([dict(zip(here, reports, strict=True)) for reports in steps])
         if state["batches"] != self._batches():
             raise CheckpointError(f"it has batches of {state['batches']}, this run of {self._batches()}")

@@ -20,6 +20,7 @@ from efvfl.core.party_training import PartyTraining
 from efvfl.core.protection import Protection
 from efvfl.core.row_protection import RowProtection
 from efvfl.errors import ConfigError, describe
+from efvfl.training.absences import Away
 from efvfl.training.placement import Devices
 from efvfl.training.simulated_clock import ReportSeconds
 
@@ -97,6 +98,7 @@ class Setup:
     release: LabelRelease | None = None  # with protect.label_epsilon: a draw that was made; None: it follows from seeds
     mapped: Path | str | None = None  # a folder where memories lie in files, for more rows than RAM has room for
     report_seconds: ReportSeconds | None = None  # simulated time of each party's reports: by name, or by name and step
+    away: Away = field(default_factory=dict)  # which steps go without a party: {"telco": [range(10, 20)]}
     arrivals: Sequence[Collection[str]] = ()  # asynchronous parties: whose reports each step takes, from an earlier run
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from efvfl.errors import ProtocolError
+from efvfl.training.absences import Absences
 from efvfl.training.arrivals import Enough
 from efvfl.training.simulated_clock import SimulatedClock
 from efvfl.wire.ledger import Ledger
@@ -92,10 +93,11 @@ class LocalTransport:
         wire: bool = False,
         answer: Callable[[str, bytes], bytes] | None = None,
         times: SimulatedClock | None = None,
+        absences: Absences | None = None,
     ) -> None:
         """Connect these parties; those in `here` cost no bytes. `answer` is what a party says to a question.
 
-        `times` says when replies would be there, in virtual time; None: all at once.
+        `times` says when replies would be there, in virtual time; None: all at once. `absences` says who is away when.
         """
         self.parties = parties
         self.ledger = ledger or Ledger()
@@ -105,6 +107,9 @@ class LocalTransport:
         self.seconds = dict.fromkeys(parties, 0.0)  # that every party has computed, by this clock
         self.clock: Callable[[], float] = time.perf_counter
         self.times = times
+        self.absences = absences or Absences()
+        self.away: set[str] = set()  # who missed something, and is not back yet
+        self._asked = 0  # requests for reports so far, one for each step
         self._posted: deque[tuple[Request, dict[str, Message]]] = deque()
         self._late: dict[str, Message] = {}  # replies that were left open
         self._arrivals: dict[tuple[str, int], float] = {}  # of reports under way, by party and step, in virtual time
@@ -115,8 +120,10 @@ class LocalTransport:
         return [request for request, _ in self._posted]
 
     def post(self, messages: Mapping[str, Message]) -> None:
-        """Have every party reply at once; the replies wait here."""
-        request, replies, late = Request.of(messages), self.exchange(messages), self._late
+        """Have every party that is here reply at once; the replies wait here."""
+        request, late = Request.of(messages), self._late
+        replies = self._of_those_here(messages, request.hold)
+        self._asked += not request.hold
         if self.times:
             reports = {name: reply.step for name, reply in replies.items() if reply.kind == Kind.REPORT}
             self._arrivals |= {(name, step): self.times.arrival(name, step) for name, step in reports.items()}
@@ -144,11 +151,14 @@ class LocalTransport:
 
     def reopen(self, reports: Sequence[Mapping[str, Message]]) -> None:
         """Have these reports under way and nothing else: those of parties that were restored, oldest step first."""
-        self._posted = deque((Request(frozenset(replies), False), dict(replies)) for replies in reports)
+        # Who is away was asked too, unless the server knows that already, and then it makes no difference.
+        self._posted = deque((Request(frozenset(replies) | self.away, False), dict(replies)) for replies in reports)
         self._late = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what time it is, where that is simulated; what is under way is saved by the parties."""
+        """Return who is away, or what time it is, where that is simulated; parties save what is under way."""
+        if self.absences.away:
+            return {"away": sorted(self.away), "asked": self._asked}
         if self.times is None:
             return {}
         arrivals = [[name, step, moment] for (name, step), moment in self._arrivals.items()]
@@ -156,6 +166,8 @@ class LocalTransport:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
+        if self.absences.away and state:
+            self.away, self._asked = set(state["away"]), int(state["asked"])
         if self.times and state:
             self.times.load_state_dict(state["times"])
             self._arrivals = {(name, int(step)): float(moment) for name, step, moment in state["arrivals"]}
@@ -181,13 +193,21 @@ class LocalTransport:
     def _through_bytes(self, message: Message) -> Message:
         return Message.from_bytes(message.to_bytes()) if self.wire else message
 
+    def _of_those_here(self, messages: Mapping[str, Message], hold: bool) -> dict[str, Message]:
+        """Return the replies that arrive. Who leaves has still got a message, as over a network, and is not heard."""
+        self.away -= {name for name, message in messages.items() if message.kind == Kind.SYNC}
+        replies = self.exchange({name: message for name, message in messages.items() if name not in self.away})
+        if self.absences.away and not hold:
+            self.away |= {name for name in messages if self.absences.has(name, self._asked)}
+        return {name: reply for name, reply in replies.items() if name not in self.away}
+
     def back(self) -> list[str]:
-        """Nobody has been away."""
-        return []
+        """Return who has missed something, and would take part in the next step."""
+        return [name for name in self.parties if name in self.away and not self.absences.has(name, self._asked)]
 
     def returning(self) -> bool:
-        """Nobody has been away."""
-        return False
+        """Whether there is anybody like that."""
+        return bool(self.back())
 
     def ask(self, questions: Mapping[str, bytes]) -> dict[str, bytes]:
         """Return every party's answer."""
