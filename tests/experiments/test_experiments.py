@@ -1,5 +1,6 @@
 """Experiments as files, results as files, and sweeps that survive being killed."""
 
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -71,11 +72,11 @@ def test_every_experiment_that_comes_along_is_read(task: str) -> None:
 
 
 def test_table_2_is_covered() -> None:
-    for task in ("mnist", "modelnet10", "cifar100"):
+    for task in ("mnist", "modelnet10", "cifar100", "cifar10-small"):
         plan = load(task)
         cells = {(cell.row, cell.column) for cell in plan.cells}
         assert len(plan.cells) == 13
-        assert cells == set(paper_scores(task))
+        assert cells == set(paper_scores(plan.paper or task))
     assert [cell.config.optimizer["lr"] for cell in load("mnist").cells if cell.name.startswith("efvfl")] == [
         4.0,
         4.0,
@@ -211,6 +212,35 @@ def test_killing_a_sweep_and_starting_it_again_changes_no_result(tmp_path: Path)
     assert not any((tmp_path / "killed" / ".parts").iterdir())
 
 
+SLEEPS = """
+import os, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from efvfl.experiments.jobs import end_with_parent
+
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=end_with_parent)
+    print(pool.submit(os.getpid).result(), flush=True)
+    pool.submit(time.sleep, 300).result()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
+def test_no_worker_goes_on_when_the_sweep_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "sleeps.py"
+    file.write_text(SLEEPS)
+    with subprocess.Popen([sys.executable, str(file)], stdout=subprocess.PIPE, text=True) as sweep:
+        assert sweep.stdout is not None
+        stat = Path("/proc", sweep.stdout.readline().strip(), "stat")
+        assert stat.read_text().split(")")[-1].split()[0] in "RS"
+        sweep.kill()
+    ends = time.monotonic() + 60
+    while stat.exists() and stat.read_text().split(")")[-1].split()[0] not in "ZX":
+        assert time.monotonic() < ends, "the worker goes on"
+        time.sleep(0.05)
+
+
 @pytest.mark.usefixtures("warm_pool")
 def test_reproduce_prints_a_table_and_writes_figures_and_a_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -274,6 +304,8 @@ def test_tables(small: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert body[1] == ["", "paper", "91.6 ± 0.1", ""]
     assert body[3][3] == "87.2 ± 0.4"
     assert "*" not in str(rows_of(mine, results, comparable=False))
+    standing_in = rows_of(replace(small, paper="mnist"), results, comparable=False)[1]
+    assert standing_in[:2] == [["SVFL", "ours", "91.0 ± 1.4", ""], ["", "paper", "91.6 ± 0.1", ""]]
     assert markdown(mine, results).splitlines()[1] == "| --- | --- | --- | --- |"
     assert communication(mine, results)[1][0] == ["SVFL", "uncompressed", "2.00", "4.00", "1.00"]
     assert totals(replace(mine, error=2.0), results)[1][0] == ["SVFL", "uncompressed", "2 of 2", "2", "2.00", "4.00"]

@@ -133,6 +133,7 @@ class Sweep:
     figures: tuple[FigureSpec, ...]
     error: float = 0.0  # Table 1's delta, a bound on the mean squared gradient; 0: no such table
     folder: Path | None = None  # of a user's experiment
+    paper: str = ""  # the experiment whose numbers in the paper stand beside these, though they are not comparable
 
     def __post_init__(self) -> None:
         """Check that one table can show all runs, before any is trained."""
@@ -179,6 +180,7 @@ class _File:
     about: str = ""
     seeds: tuple[int, ...] = (0,)
     error: float = 0.0
+    paper: str = ""
     grid: dict[str, Any] = field(default_factory=dict)  # lists of values; a run's own `grid` replaces it
     base: dict[str, Any] = field(default_factory=dict)
     run: tuple[dict[str, Any], ...] = ()
@@ -222,7 +224,7 @@ def parse(text: str, name: str, folder: Path | None = None) -> Sweep:
     if len(of_run) < len(runs):
         raise ConfigError(f"{name}: expected runs with unique names, got {names}.")
     figures = tuple(_drawn(figure, of_run, name) for figure in file.figure)
-    return Sweep(name, file.title, file.about, file.seeds, cells, figures, file.error, folder)
+    return Sweep(name, file.title, file.about, file.seeds, cells, figures, file.error, folder, file.paper)
 
 
 def _drawn(figure: FigureSpec, of_run: Mapping[str, Sequence[Cell]], where: str) -> FigureSpec:

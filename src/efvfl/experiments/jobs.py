@@ -12,6 +12,7 @@ import os
 import queue
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -144,12 +145,27 @@ def run_all(
     context = multiprocessing.get_context("spawn")  # a fork would not copy the threads of torch and numba
     with context.Manager() as manager:
         updates = manager.Queue()
-        pool = ProcessPoolExecutor(workers, mp_context=context)
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent)
         try:
             futures = {pool.submit(_work, job, folder, updates): job for job in pending}
             _watch(futures, updates, {job.key: job for job in pending}, report)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def end_with_parent() -> None:
+    """Have this process end as soon as the one that started it is gone, in the middle of a step too.
+
+    Otherwise a sweep that was killed would go on computing until the run at work has its next record.
+    """
+    parent = multiprocessing.parent_process()
+
+    def wait_for_end() -> None:
+        if parent:
+            parent.join()
+            os._exit(1)  # what was saved stays
+
+    threading.Thread(target=wait_for_end, daemon=True, name="efvfl-parent").start()
 
 
 class Failures:

@@ -92,15 +92,19 @@ def differs(ours: Score, paper: Score) -> bool:
 
 
 def rows_of(sweep: Sweep, results: Results, comparable: bool = True) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows of a task's table; `*` marks a difference of more than two standard deviations."""
-    paper = paper_scores(sweep.name) if comparable else {}
+    """Return headings and rows of a task's table; `*` marks a difference of more than two standard deviations.
+
+    Where one data set stands in for another, the paper's numbers are there without marks.
+    """
+    paper = paper_scores(sweep.paper or sweep.name) if comparable or sweep.paper else {}
+    marked = paper if comparable and not sweep.paper else {}
     shown = measure(sweep, results)
     columns = list(dict.fromkeys(cell.column for cell in sweep.cells))
     body = []
     for row in dict.fromkeys(cell.row for cell in sweep.cells):
         cells = [cell for cell in sweep.cells if cell.row == row and cell.name in results]
         ours = {cell.column: score(results[cell.name], shown) for cell in cells}
-        marks = {c: "*" if (row, c) in paper and differs(s, paper[row, c]) else "" for c, s in ours.items()}
+        marks = {c: "*" if (row, c) in marked and differs(s, marked[row, c]) else "" for c, s in ours.items()}
         body.append([row, "ours", *(f"{ours[c]}{marks[c]}" if c in ours else "" for c in columns)])
         if any((row, c) in paper for c in columns):
             body.append(["", "paper", *(str(paper[row, c]) if (row, c) in paper else "" for c in columns)])

@@ -59,6 +59,7 @@ class Connection:
     sent: float = 0.0
     room: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(ROOM))
     closed: bool = False
+    broken: str = ""  # why nothing more can be read from it
 
     def close(self) -> None:
         """Cut the wire, and let go of the thread that reads from it, which may be waiting for room."""
@@ -127,6 +128,7 @@ class Connections(ABC):
                     return
                 self._events.put((connection, frame))
         except EfvflError as error:
+            connection.broken = str(error)
             connection.wire.close()  # now: the owner's thread may be busy, or done
             self._events.put((connection, error))
 
@@ -267,7 +269,7 @@ class Connections(ABC):
         try:
             connection.wire.send(frame.to_bytes())
         except LinkError as error:
-            self._drop(connection, str(error))
+            self._drop(connection, connection.broken or str(error))
             return
         self.hooks.on_frame(connection.title, "out", frame)
 
