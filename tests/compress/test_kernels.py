@@ -17,6 +17,7 @@ from efvfl.compress import (
     Compressor,
     LowRank,
     Natural,
+    Product,
     RandK,
     RandomTopK,
     Sign,
@@ -30,6 +31,7 @@ from efvfl.compress import (
     low_rank,
     natural,
     positions,
+    product,
     qsgd,
     random_topk,
     symbols,
@@ -41,7 +43,7 @@ from efvfl.wire.packet import FloatArray, Packet, Reader
 
 MODULES: tuple[Any, ...] = (
     *(base, cast, columns, low_rank, natural, positions),
-    *(qsgd, random_topk, symbols, topk, uniform),
+    *(product, qsgd, random_topk, symbols, topk, uniform),
 )
 KERNELS = [
     (module, name, kernel)
@@ -71,6 +73,8 @@ COMPRESSORS: list[Compressor] = [
     Columns(5),
     LowRank(2),
     LowRank(1, iterations=1),
+    Product(2, 3),
+    Product(5, 100, iterations=1),
     RandomTopK(0.3, others=0.4),
     RandomTopK(0.3, per="row", others=0.4),
 ]

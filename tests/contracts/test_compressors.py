@@ -21,6 +21,7 @@ from efvfl.compress import (
     Identity,
     LowRank,
     Natural,
+    Product,
     RandK,
     RandomTopK,
     Sign,
@@ -82,6 +83,13 @@ VARIANTS: dict[str, tuple[Compressor, ...]] = {
         RandomTopK(ratio=0.25, per="row", others=0.2),
     ),
     "natural": (Natural(), Natural("nearest")),
+    "product": (
+        Product(),
+        Product(part=1, codes=1),
+        Product(part=3, codes=2, iterations=0),
+        Product(part=2, codes=100),
+        Product(part=100, codes=3),
+    ),
 }
 # Knobs that each must refuse.
 WRONG: dict[str, tuple[dict[str, Any], ...]] = {
@@ -141,6 +149,11 @@ WRONG: dict[str, tuple[dict[str, Any], ...]] = {
         *({"iterations": x} for x in (0, 2.0)),
     ),
     "natural": ({"rounding": "up"}, {"rounding": None}),
+    "product": (
+        *({"part": x} for x in (0, 1.5, None, True)),
+        *({"codes": x} for x in (0, 1 << 16, "3")),
+        *({"iterations": x} for x in (-1, 2.0)),
+    ),
 }
 
 
@@ -179,7 +192,7 @@ def test_every_registered_compressor_is_under_contract() -> None:
 
 def test_wire_codes_never_change() -> None:
     codes = {"identity": 0, "topk": 1, "randk": 2, "qsgd": 3, "sign": 4, "cast": 5, "topk_qsgd": 6, "uniform": 7}
-    codes |= {"natural": 8, "random_topk": 9, "columns": 10, "low_rank": 11}
+    codes |= {"natural": 8, "random_topk": 9, "columns": 10, "low_rank": 11, "product": 12}
     assert codes.items() <= {name: cls.code for name, cls in REGISTRY.items()}.items()
 
 
@@ -403,6 +416,9 @@ def test_ramps_without_a_value_are_refused() -> None:
         (Natural(), (128, 16), 9 * 2048),
         (LowRank(2), (128, 4, 4), 32 + 6 * 2 * 144),
         (LowRank(2, levels=1), (128,), 32 + 2 * 129),
+        (Product(), (128, 16), 32 * 120 + 5 * 512),
+        (Product(part=5, codes=2), (4, 2, 8), 32 * 2 * 4 + 2 * 16),
+        (Product(part=5, codes=50), (12,), 32 * 3 * 4 + 2 * 3),
         (Columns(3), (128, 16), 3 * 2048 + 16 * 64),
         (Columns(2.5), (128, 4, 4), 2.5 * 2048 + 16 * 64),
         (Columns(2), (128,), 2 * 128 + 64),
@@ -433,6 +449,9 @@ def test_paper_bits(compressor: Compressor, shape: tuple[int, ...], bits: int) -
         (LowRank(2), (128, 16), 0.9 * 3844 / (3844 + 31) / 8),
         (LowRank(2), (4, 16), 0.9 * 3844 / (3844 + 7) / 2),
         (LowRank(100), (128, 16), 0.9 * 3844 / (3844 + 255)),
+        (Product(), (128, 16), 0.9 * 30 / 512),
+        (Product(part=5, codes=2), (4, 2, 8), 0.9 * 2 / 16),
+        (Product(part=5, codes=50), (12,), 0.9),
         (Columns(2), (8, 4), 4 / (4 + 31)),
         (Columns(3), (8, 4), 36 / (36 + 31)),
         (RandomTopK(ratio=0.1, others=0.3), (128, 16), 204 / 2048),

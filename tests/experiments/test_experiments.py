@@ -8,6 +8,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 from result_files import without_times
 from warm_processes import WARM, run_sweep
 
@@ -85,6 +86,31 @@ def test_table_2_is_covered() -> None:
         16.0,
         16.0,
     ]
+
+
+def test_full_size_experiments_have_the_settings_of_the_paper() -> None:
+    """Rate, decay and schedule as in its Sections 5.2 and 5.3, channels as in the authors' code."""
+    cosine = {"name": "CosineAnnealingLR", "T_max": 100, "eta_min": 0.0001}
+    halved = {"name": "MultiStepLR", "gamma": 0.5}
+    for task, rate, scheduler, network, channels in (
+        ("cifar100", 0.01, cosine, "resnet18", 32),
+        ("cifar10", 0.0025, halved | {"milestones": [40, 60, 80]}, "resnet18", 32),
+        ("modelnet10-full", 0.004, halved | {"milestones": [50, 75]}, "mvcnn", 64),
+    ):
+        plan = load(task)
+        assert plan.seeds == (0, 1, 2, 3, 4)
+        assert plan.about.endswith("not run here.")
+        assert not (ROOT / "results" / f"{task}.jsonl").exists()
+        for config in (cell.config for cell in plan.cells):
+            assert config.optimizer == {"name": "SGD", "lr": rate, "weight_decay": 0.01, "scheduler": scheduler}
+            assert (config.epochs, config.batch_size, config.data.subset) == (100, 128, 0)
+            assert (config.model.name, config.model.options) == (network, {"channels": channels})
+            assert config.agreement.labels == "shared"
+    full = {(cell.row, cell.column): cell.config.method for cell in load("modelnet10-full").cells}
+    for of in ("modelnet10", "modelnet10-local"):
+        for cell in load(of).cells:
+            assert full[cell.row, cell.column] == cell.config.method
+    assert [cell.config.agreement.local_steps for cell in load("modelnet10-full").cells] == [1] * 13 + [2] * 3 + [4] * 3
 
 
 def test_a_run_is_laid_over_the_base(small: Sweep) -> None:

@@ -115,7 +115,12 @@ def test_parties_train_on_what_a_source_makes_and_records_use_the_plain_rows() -
 def test_every_experiment_builds_its_network() -> None:
     """On rows of the right shape, so that no data is needed."""
     shapes = {"modelnet10": (12, (1, 32, 32), 10), "cifar10": (4, (3, 16, 16), 10), "cifar100": (4, (3, 16, 16), 100)}
-    for task, name in (("modelnet10", "modelnet10"), ("cifar10", "cifar10"), ("cifar100", "cifar100")):
+    for task, name in (
+        ("modelnet10", "modelnet10"),
+        ("modelnet10-full", "modelnet10"),
+        ("cifar10", "cifar10"),
+        ("cifar100", "cifar100"),
+    ):
         parties, shape, classes = shapes[name]
         split = Split([torch.randn(4, *shape) for _ in range(parties)], torch.arange(4))
         data = Dataset([f"p{i}" for i in range(parties)], split, split, split, classes)

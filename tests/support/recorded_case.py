@@ -27,6 +27,7 @@ COMPRESSORS: dict[str, Settings] = {
     "low_rank": {"rank": 1},
     "columns": {"bits": 2},
     "random_topk": {"ratio": 0.5, "others": 0.3},
+    "product": {"part": 2, "codes": 1},
 }
 SHARED: Settings = {"labels": "shared"}
 

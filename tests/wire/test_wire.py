@@ -25,6 +25,7 @@ from efvfl.compress import (
     Identity,
     LowRank,
     Natural,
+    Product,
     RandK,
     RandomTopK,
     Sign,
@@ -65,6 +66,8 @@ def _samples() -> list[Packet]:
         LowRank(1, levels=1),
         LowRank(3),
         Natural("nearest"),
+        Product(3, 2),
+        Product(1, 1, iterations=0),
         RandomTopK(0.6, others=0.3),
         RandomTopK(k=1, per="row"),
     ]
@@ -160,6 +163,21 @@ def _low_rank_again(packet: Packet) -> bytes:
     return told
 
 
+def _product_again(packet: Packet) -> bytes:
+    reader = Reader(packet.body)
+    count = reader.number("codes")
+    if count == 0:
+        return number(0)
+    part, form = reader.number("part"), reader.byte("form")
+    told = number(count) + number(part) + bytes((form,))
+    told += reader.take(packet.dtype.itemsize * (count * part if form else 1), "codebook or size")
+    if not form:
+        told += symbols.encode(symbols.decode(reader, count * part, 127), 127)
+    rows, width = as_table(packet.shape) if len(packet.shape) > 1 else (1, packet.entries)
+    chosen = symbols.decode(reader, rows * -(-width // part), (count + 1) // 2)
+    return told + symbols.encode(chosen, (count + 1) // 2)
+
+
 # What a body says, written anew: an accepted body must be the only way to say it.
 AGAIN: dict[str, Callable[[Packet], bytes]] = {
     "identity": lambda packet: decode(packet).tobytes(),
@@ -173,6 +191,7 @@ AGAIN: dict[str, Callable[[Packet], bytes]] = {
     "natural": _natural_again,
     "low_rank": _low_rank_again,
     "columns": _columns_again,
+    "product": _product_again,
     "random_topk": _topk_again,
 }
 NAMES = {cls.code: name for name, cls in REGISTRY.items()}
@@ -324,6 +343,7 @@ def test_the_encoding_is_fixed() -> None:
         LowRank(1): "0b02020410011f000300a4b8993cffeee847ff9c0f",
         Natural(): "080202040901020005ff39850736",
         Natural("nearest"): "080202040900020005ff39850726",
+        Product(2, 2): "0c0202040e0202000402013dff8f20fe4fff16",
     }
     assert {compressor: compressor.encode(BLOCK, 7).to_bytes().hex() for compressor in golden} == golden
     assert TopK(0.5).encode(BLOCK.astype(np.float64)).to_bytes().hex() == (
@@ -503,6 +523,7 @@ def _claims(entries: int) -> dict[str, Packet]:
         "natural": bytes(4),
         "low_rank": bytes(1),
         "columns": bytes(4),
+        "product": number(1 << 15) + number(1 << 10) + b"\x00" + one + b"\x00" + 16 * everything + b"\x00",
         "random_topk": number(0),
         "uniform": number(1 << 15) + b"\x00" + one + b"\x00" + 16 * everything + b"\x00",
     }
@@ -684,7 +705,7 @@ def test_refused_packets(data: bytes, expected: str) -> None:
         Packet.from_bytes(data)
 
 
-ONE = np.float32(1).tobytes()
+ONE, TWO = np.float32(1).tobytes(), np.float32(2).tobytes()
 NAN = np.float32(np.nan).tobytes()
 
 
@@ -695,6 +716,14 @@ def _column(of_class: int, middle: int, distances: list[int]) -> bytes:
 
 
 NEGATIVE_ZERO = np.float32(-0.0).tobytes()
+
+
+def _level(value: int) -> bytes:
+    return symbols.encode(np.array([value], np.int32), 127)
+
+
+def _code(*values: int) -> bytes:
+    return symbols.encode(np.array(values, np.int32), 1)
 
 
 def _told(*values: int) -> bytes:
@@ -784,6 +813,23 @@ def _told(*values: int) -> bytes:
             b"\x01\x02\x01\x00\x00" + ONE + ONE + symbols.encode(np.array([1], np.int32), 2),
             "of magnitude 2 in the",
         ),
+        (Product, 2, bytes(2), "expected the end of the product body, got 1 more bytes"),
+        (Product, 0, b"\x01\x00", "expected at most 0 codes, got 1"),
+        (Product, 0, b"\x01\x01", "expected parts that cut rows of 0 evenly, got 1"),
+        (Product, 2, b"\x01\x00", "expected parts that cut rows of 2 evenly, got 0"),
+        (Product, 4, b"\x01\x03", "expected parts that cut rows of 4 evenly, got 3"),
+        (Product, 4, b"\x03\x02", "expected at most 2 codes, got 3"),
+        (Product, 1, b"\x01\x01\x02", "expected product's form 0 or 1, got 2"),
+        (Product, 1, b"\x01\x01\x00" + NAN, "a value in a packet is not finite"),
+        (Product, 1, b"\x01\x01\x00" + bytes(4), r"expected a positive level size, got 0\.0"),
+        (Product, 1, b"\x01\x01\x00" + ONE + _level(126), "of magnitude 127 in the codebook: its size is wrong"),
+        (Product, 1, b"\x01\x01\x01" + NAN, "a value in a packet is not finite"),
+        (Product, 1, b"\x01\x01\x01" + NEGATIVE_ZERO, "expected codes that differ from zero and from each other"),
+        (Product, 2, b"\x02\x01\x01" + ONE + ONE, "expected codes that differ from zero and from each other"),
+        (Product, 2, b"\x01\x01\x01" + ONE + _code(1, -1), "expected at most 1 codes, got 2"),
+        (Product, 2, b"\x01\x01\x01" + ONE + _code(0, 0), "the most frequent one first: the coding is not canonical"),
+        (Product, 2, b"\x02\x01\x01" + ONE + TWO + _code(-1, 1), "the most frequent one first"),
+        (Product, 3, b"\x02\x01\x01" + ONE + TWO + _code(1, -1, -1), "the most frequent one first"),
         (Natural, 1, b"\x02\x00\x00\x00", "expected natural's rounding 0 or 1, got 2"),
         (Natural, 1, b"\x00\x01\x00\x00", "expected exponent 0 for a zero block, got 1"),
         (Natural, 1, bytes(5), "expected the end of the natural body, got 1 more bytes"),

@@ -72,6 +72,7 @@ AREAS = (
             "Natural",
             "Columns",
             "LowRank",
+            "Product",
             "Ramp",
         ),
     ),

@@ -6,6 +6,7 @@ from efvfl.compress.columns import Columns
 from efvfl.compress.identity import Identity
 from efvfl.compress.low_rank import LowRank
 from efvfl.compress.natural import Natural
+from efvfl.compress.product import Product
 from efvfl.compress.qsgd import QSGD
 from efvfl.compress.randk import RandK
 from efvfl.compress.random_topk import RandomTopK
@@ -23,6 +24,7 @@ __all__ = [
     "Identity",
     "LowRank",
     "Natural",
+    "Product",
     "RandK",
     "RandomTopK",
     "Sign",

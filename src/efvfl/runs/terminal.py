@@ -178,6 +178,7 @@ EXAMPLES: dict[str, list[dict[str, object]]] = {
     "identity": [{}],
     "low_rank": [{"rank": 1}, {"rank": 2}],
     "natural": [{}, {"rounding": "nearest"}],
+    "product": [{}, {"codes": 14}],
     "qsgd": [{"bits": 4}, {"bits": 2}, {"bits": 1}],
     "randk": [{"ratio": 0.1}],
     "random_topk": [{"ratio": 0.1, "others": 0.1}, {"ratio": 0.1, "others": 0.1, "per": "row"}],
