@@ -105,7 +105,7 @@ def test_the_documented_python_runs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    source, _, watched, fusion, mapped = blocks("docs/python.md", "python")
+    source, _, watched, away, fusion, mapped = blocks("docs/python.md", "python")
     scope: dict[str, object] = {}
     exec(compile(source, "docs", "exec"), scope)
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["1", "2", "3", "4", "5", "6"]
@@ -113,6 +113,7 @@ def test_the_documented_python_runs(
     exec(compile(watched, "docs", "exec"), scope)  # goes on with the same federation
     assert capsys.readouterr().out.startswith("slowest step: ")
     assert list((tmp_path / "runs" / "curves").glob("events.out.tfevents.*"))
+    exec(compile(away, "docs", "exec"), {})  # which asserts what it says
     for block in (fusion, mapped):
         exec(compile(textwrap.dedent(block), "docs", "exec"), {})
         assert capsys.readouterr().out.startswith("{'loss':")

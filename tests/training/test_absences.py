@@ -18,9 +18,10 @@ from efvfl.util import checkpoint
 GONE = {"party1": [range(3, 6), range(9, 11)], "party2": [range(10, 12)]}
 
 
-def federation(labels: str = "private", away: Any = GONE, **more: Any) -> Federation:
+def federation(labels: str = "private", **more: Any) -> Federation:
     agreement = Agreement(labels=SharedLabels()) if labels == "shared" else Agreement()
-    return problem(efvfl(TopK(0.3)), batch_size=16, away=away, **{"agreement": agreement} | more)
+    given: dict[str, Any] = {"method": efvfl(TopK(0.3)), "away": GONE, "agreement": agreement} | more
+    return problem(given.pop("method"), batch_size=16, **given)
 
 
 @pytest.mark.parametrize("labels", ["private", "shared"])
@@ -100,6 +101,5 @@ def test_a_run_that_is_restored_while_somebody_is_away_ends_alike(labels: str, s
     ],
 )
 def test_what_cannot_be_simulated_is_refused(given: dict[str, Any], error: str) -> None:
-    method = given.pop("method", efvfl(TopK(0.3)))
     with pytest.raises(ConfigError, match=error):
-        problem(method, **{"batch_size": 16, "away": GONE} | given)
+        federation(**given)
