@@ -30,7 +30,9 @@ from efvfl.network.links.connecting import dial
 from efvfl.network.links.framing import BEAT, FIRST, FRAME, HEAD, NAME, PREFACE, SIGN_OF_LIFE, Deframer, framed
 from efvfl.network.links.line_errors import LineError
 from efvfl.network.links.listening import listen
+from efvfl.network.links.socket_bytes import SocketBytes
 from efvfl.network.links.stream import StreamWire
+from efvfl.network.links.tls import NoSeal
 from efvfl.network.links.wire import Wire
 
 LARGE = 64 << 20
@@ -125,6 +127,29 @@ def test_what_is_no_frame_is_refused_by_its_head(data: bytes, text: str) -> None
     taking.add(data)
     with pytest.raises(WireError, match=re.escape(text)):
         taking.next()
+
+
+@pytest.mark.attack(
+    by="a party",
+    tries="sends a long frame as TLS records of two bytes",
+    outcome="it takes little more room than its bytes (28 times as much before)",
+)
+def test_a_frame_of_tiny_parts_takes_its_room_and_little_more() -> None:
+    data = os.urandom(1 << 20)
+    tracemalloc.start()
+    try:
+        taking = Deframer(len(data))
+        taking.add(HEAD.pack(FRAME, len(data))[:5])
+        for place in range(0, len(data), 2):
+            taking.ready()
+            if not place:
+                taking.add(HEAD.pack(FRAME, len(data))[5:])
+            taking.add(data[place : place + 2])
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * len(data)
+    finally:
+        tracemalloc.stop()
+    assert taking.next() == data
+    assert not taking.begun
 
 
 # Both ends.
@@ -273,6 +298,56 @@ def test_ipv6(certs: Path) -> None:
         near.close()
 
 
+class Odd:
+    """A wire with which something is wrong that nobody has thought of."""
+
+    def __init__(self) -> None:
+        self.seen_off = 0
+
+    def fileno(self) -> int:
+        return -1
+
+    def flush(self) -> bool:
+        return True
+
+    def beat(self, since: float) -> None:
+        raise MemoryError
+
+    def is_over(self) -> bool:
+        self.seen_off += 1
+        raise MemoryError
+
+    def close(self) -> None:
+        raise MemoryError
+
+    def let_go(self) -> bool:
+        raise MemoryError
+
+
+def test_a_wire_that_cannot_be_looked_after_is_alone_with_it(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread looks after all: it must not end by one of them, nor by what is looked at between them."""
+    monkeypatch.setattr(postman, "BEAT", 0.1)
+    odd, looked, look = Odd(), threading.Event(), door.server._look
+
+    def fail() -> float:
+        door.server._postman._ticks = look
+        looked.set()
+        raise MemoryError
+
+    door.server._postman._ticks = fail
+    assert looked.wait(PATIENT)
+    door.server._postman.take(odd)
+    door.server._postman.see_off(odd)
+    until(lambda: odd.seen_off)
+    time.sleep(0.3)
+    assert odd.seen_off == 1  # once is enough
+    near, far = door.pair()
+    near.send(b"hi")
+    assert far.receive(PATIENT) == b"hi"
+    near.close()
+    far.close()
+
+
 # Signs of life.
 
 
@@ -323,6 +398,45 @@ def carry(relay: socket.socket, port: int, silent: threading.Event) -> None:
             for source in select.select([here, there], [], [], 0.05)[0]:
                 (there if source is here else here).sendall(source.recv(1 << 16))
         time.sleep(5.0)
+
+
+def test_a_sign_of_life_that_found_no_room_is_sent_later() -> None:
+    """A socket may be full at that moment, by what was just sent: nothing else would be said for long."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    held = postman.Postman("test")
+    held.start()
+    wire = StreamWire(ours, NoSeal(), LARGE, held, SocketBytes())
+    size, began = 0, time.monotonic()
+    while time.monotonic() - began < 0.5:  # it takes some more for a while
+        with contextlib.suppress(BlockingIOError):
+            size += ours.send(bytes(1 << 10), socket.MSG_DONTWAIT)
+    for _ in range(2):
+        wire.beat(float("inf"))
+    assert not wire.settled
+    theirs.settimeout(2.0)
+    while size:
+        size -= len(theirs.recv(min(size, 1 << 16)))
+    try:
+        until(lambda: len(theirs.recv(100, socket.MSG_PEEK)) == 2 * len(SIGN_OF_LIFE))
+        assert wire.settled
+    finally:
+        theirs.close()
+        held.stop(0.0)
+
+
+def test_what_is_sealed_and_not_sent_is_not_settled(door: Door) -> None:
+    near, far = door.pair()
+    data = bytes(1 << 16)
+    ends = time.monotonic() + PATIENT
+    while not far._rest:  # type: ignore[attr-defined]
+        far.send(data)
+        assert time.monotonic() < ends
+    with far._sending:  # type: ignore[attr-defined]
+        assert not (far._rest and far.settled)  # type: ignore[attr-defined]
+    near.close()
+    far.close()
 
 
 @pytest.mark.attack(
