@@ -1,6 +1,7 @@
 """A wire over a socket: what is sent arrives, whoever is slow, silent, rude or gone at the other end."""
 
 import contextlib
+import errno
 import os
 import queue
 import re
@@ -15,14 +16,14 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from warm_processes import PATIENT
 
-from efvfl.errors import LinkError, WireError
+from efvfl.errors import ConfigError, LinkError, WireError
 from efvfl.network.identity import authority
 from efvfl.network.identity.certificates import load
 from efvfl.network.links import connecting, listening, postman, stream
@@ -32,7 +33,7 @@ from efvfl.network.links.line_errors import LineError
 from efvfl.network.links.listening import listen
 from efvfl.network.links.socket_bytes import SocketBytes
 from efvfl.network.links.stream import StreamWire
-from efvfl.network.links.tls import NoSeal
+from efvfl.network.links.tls import NoSeal, Tls, tls_context
 from efvfl.network.links.wire import Wire
 
 LARGE = 64 << 20
@@ -455,6 +456,61 @@ def test_a_flood_of_signs_of_life(door: Door) -> None:
     near.close()
 
 
+# Certificates at the server.
+
+
+def test_an_authority_with_a_comment(certs: Path) -> None:
+    """PEM files may begin with one, in any language."""
+    own, theirs = (load(certs, name) for name in ("bank", "server"))
+    comment = "Zürich\n".encode()
+    server, port = listen("127.0.0.1:0", replace(theirs, ca=comment + theirs.ca), LARGE, 2, lambda wire, name: None)
+    dial(f"127.0.0.1:{port}", replace(own, ca=comment + own.ca), LARGE).close()
+    server.close()
+
+
+def test_a_certificate_that_tls_refuses_is_told_at_once(certs: Path, guarded: Door) -> None:
+    text = "TLS does not take the certificate of 'server', its key or ca.crt"
+    own = replace(load(certs, "server"), key=load(certs, "bank").key)
+    with pytest.raises(ConfigError, match=text):
+        listen("127.0.0.1:0", own, LARGE, 2, lambda wire, name: None)
+    with pytest.raises(ConfigError, match=text):
+        dial(f"127.0.0.1:{guarded.port}", own, LARGE)
+
+
+def test_a_party_that_may_open_no_more_files_dials_again(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> postman.Postman:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connecting, "Postman", fail)
+        with pytest.raises(LinkError, match=r"cannot be used .*Too many open files"):
+            door.dial()
+    with pytest.raises(LinkError):
+        door.came.get(timeout=PATIENT).receive(PATIENT)  # its end is closed
+    door.pair()[0].close()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), ConfigError("it is too weak")])
+def test_a_renewed_certificate_that_cannot_be_used_now(
+    guarded: Door, certs: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before it stays in use, and the other is tried again."""
+    found = load(certs, "server")
+    other = replace(found, certificate=found.certificate + b"\n")
+    renewal: Any = guarded.server._renewal
+    monkeypatch.setattr(renewal, "current", lambda: other)
+
+    def fail(*rest: Any, **named: Any) -> ssl.SSLContext:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(listening, "tls_context", fail)
+        guarded.pair()[0].close()
+    guarded.pair()[0].close()
+    assert guarded.server._used is not None
+    assert guarded.server._used[0] == other
+
+
 # Who does not shake hands as we do.
 
 
@@ -573,6 +629,50 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch, certs: Path) -> None:
         for own in (None, load(certs, "bank")):
             with pytest.raises(LineError, match="accepts connections, but says nothing"):
                 dial(f"127.0.0.1:{mute.getsockname()[1]}", own, 1 << 20)
+
+
+@pytest.mark.attack(
+    by="a stranger",
+    tries="poses as the server, and answers a party's handshake by a byte now and then",
+    outcome="the party gives that connection up after 10 seconds",
+)
+def test_a_server_that_shakes_hands_byte_by_byte(certs: Path) -> None:
+    there, said = Tls(tls_context(load(certs, "server"), [NAME], server=True), server=True), bytearray()
+
+    class Link:
+        """Always has a byte, in time."""
+
+        def settimeout(self, seconds: float) -> None: ...
+
+        def sendall(self, data: bytes) -> None:
+            said.extend(there.shake(data)[0])
+
+        def recv(self, size: int) -> bytes:
+            time.sleep(0.0005)
+            return bytes([said.pop(0)])
+
+    link: Any = Link()
+    with pytest.raises(LineError, match="accepts connections, but says nothing"):
+        connecting._shake(link, "127.0.0.1:1", load(certs, "bank"), time.monotonic() + 0.2, SocketBytes())
+
+
+def test_a_machine_without_ipv6_dials_by_ipv4(guarded: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name may have addresses of a family that the system lacks."""
+    resolve = socket.getaddrinfo
+
+    class Lacking(socket.socket):
+        def __init__(self, family: int = -1, *rest: Any, **named: Any) -> None:
+            if family == socket.AF_INET6:
+                raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+            super().__init__(family, *rest, **named)
+
+    six = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", guarded.port, 0, 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *rest, **named: [six, *resolve(*rest, **named)])
+    monkeypatch.setattr(socket, "socket", Lacking)
+    guarded.pair()[0].close()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *rest, **named: [six])
+    with pytest.raises(LineError, match=r"cannot be reached .*Address family not supported"):
+        guarded.dial()
 
 
 @pytest.mark.attack(

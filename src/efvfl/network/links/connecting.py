@@ -49,6 +49,9 @@ def dial(address: str, credentials: Credentials | None, limit: int, count: Socke
         else:
             seal = _shake(link, address, credentials, ends, count)
         wire = DialledWire(link, seal, limit, Postman("efvfl-line"), count)
+    except OSError as error:  # such as too many open files
+        link.close()
+        raise LinkError(f"the connection to {address} broke, or cannot be used ({error}).") from error
     except BaseException:
         link.close()
         raise
@@ -80,6 +83,8 @@ def _shake(link: socket.socket, address: str, credentials: Credentials, ends: fl
             link.settimeout(max(0.001, ends - time.monotonic()))
             if not (data := link.recv(1 << 14)):
                 raise ssl.SSLEOFError
+            if time.monotonic() > ends:  # there may be a byte in time, again and again
+                raise TimeoutError
             count.received(len(data))
     if tls.spoken != NAME:
         raise wrong_protocol(address, tls.spoken)
@@ -162,9 +167,13 @@ def _connect(host: str, port: int, timeout: float) -> tuple[socket.socket, float
         ) from error
     errors: list[OSError] = []
     for family, kind, protocol, _, where in found:
-        link = socket.socket(family, kind, protocol)
-        link.settimeout(timeout)
         began = time.perf_counter()
+        try:
+            link = socket.socket(family, kind, protocol)
+        except OSError as error:  # this machine may have no IPv6
+            errors.append(error)
+            continue
+        link.settimeout(timeout)
         try:
             link.connect(where)
         except OSError as error:
