@@ -133,7 +133,7 @@ def test_what_is_no_frame_is_refused_by_its_head(data: bytes, text: str) -> None
 @pytest.mark.attack(
     by="a party",
     tries="sends a long frame as TLS records of two bytes",
-    outcome="it takes little more room than its bytes (28 times as much before)",
+    outcome="it takes little more room than its bytes (22 times as much before)",
 )
 def test_a_frame_of_tiny_parts_takes_its_room_and_little_more() -> None:
     data = os.urandom(1 << 20)
