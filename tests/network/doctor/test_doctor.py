@@ -31,6 +31,7 @@ from efvfl.network.doctor.listening import Waiting
 from efvfl.network.doctor.machine import Machine
 from efvfl.network.identity import authority, certificates
 from efvfl.network.identity.certificates import Credentials
+from efvfl.network.identity.deny_list import DenyList
 from efvfl.network.links.connecting import shake
 from efvfl.network.links.framing import NAME as TRAINING
 from efvfl.network.links.line_errors import LineError
@@ -443,6 +444,28 @@ def test_a_proxy_in_between(good: Path) -> None:
         assert (of(found, "proxy").grade, of(found, "line").grade) == ("warning", "ok")
     machine = Machine(environ={"http_proxy": f"http://127.0.0.1:{free_port()}"})
     assert "cannot be reached" in of(examine(good, machine=machine), "line").text
+
+
+@pytest.mark.parametrize("scheme", ["https", "socks5h"])
+def test_a_proxy_that_is_spoken_to_otherwise(good: Path, scheme: str) -> None:
+    """It is not told the password, which it could not read, but others could."""
+    told: list[bytes] = []
+    with program(lambda link: told.append(link.recv(1000))) as proxy:
+        machine = Machine(environ={"https_proxy": f"{scheme}://user:secret@{proxy}"})
+        found = of(examine(good, machine=machine, address="127.0.0.1:7143"), "line")
+    assert f"the proxy {proxy} (https_proxy) is one of {scheme}, and http is needed" in found.text
+    assert not any(told)
+
+
+def test_a_certificate_that_the_server_denies(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that trains says why."""
+    monkeypatch.setattr(DenyList, "has", lambda self, fingerprint: True)
+    own, denied = certificates.load(good / "certs", "server"), DenyList(good / "fed.toml")
+    server, port = listen("127.0.0.1:0", own, 1 << 20, 1, lambda wire, name: None, denied)
+    found = of(examine(good, address=f"127.0.0.1:{port}"), "line")
+    server.close()
+    assert found.grade == "problem"
+    assert re.search(r"refuses 'telco' \(the certificate .* is on the deny list of this federation", found.text)
 
 
 def test_a_proxy_that_opens_tls(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,11 @@ import pytest
 from warm_processes import PATIENT, Process
 
 from efvfl.errors import LinkError
+from efvfl.network.links import listening
 from efvfl.network.links.connecting import dial
 from efvfl.network.links.frame import Frame, FrameKind, json_frame
 from efvfl.network.links.framing import PREFACE, SIGN_OF_LIFE
-from efvfl.network.links.guests import ConnectionLimits, Guest, condemned, plain_host
+from efvfl.network.links.guests import MOST, ConnectionLimits, Crowd, Guest, condemned, plain_host
 from efvfl.network.links.listening import listen
 from efvfl.network.links.wire import Wire
 from efvfl.network.ops.open_files import raise_limit
@@ -136,6 +137,27 @@ def test_which_connections_are_closed() -> None:
     assert left("2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8:0:1::1") == [1, 2, 3]
 
 
+@pytest.mark.attack(
+    by="a stranger",
+    tries="opens connections without end, each from another address",
+    outcome="256 addresses are remembered for the log; all connections are counted",
+)
+def test_a_crowd_from_everywhere(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    crowd = Crowd(lambda: now)
+    for n in range(1000):
+        for _ in range(3 if n == 7 else 1):
+            crowd.note(f"2001:db8::{n:x}")
+    crowd.note("2001:db8::7")
+    assert len(crowd._closed) == MOST
+    crowd.look()
+    assert "closed 1003 connections on which nobody said anything, most of them from 2001:db8::7, " in caplog.text
+    now = 100.0
+    caplog.clear()
+    crowd.look()
+    assert not caplog.text
+
+
 @pytest.mark.parametrize(
     ("host", "plain"),
     [("192.0.2.1", "192.0.2.1"), ("::ffff:192.0.2.1", "192.0.2.1"), ("2001:db8::1", "2001:db8::1"), ("", "")],
@@ -165,6 +187,8 @@ def test_no_more_files_can_be_opened(port: int, caplog: pytest.LogCaptureFixture
         late.connect(("127.0.0.1", port))
         late.sendall(PREFACE)
         until(lambda: "no connection can be taken for a moment" in caplog.text)
+        time.sleep(3 * listening.PAUSE)
+        assert caplog.text.count("no connection can be taken for a moment") == 1  # and no more for a minute
         first.send(json_frame(FrameKind.HELLO, {}).to_bytes())
         assert Frame.from_bytes(first.receive(PATIENT)).kind == FrameKind.WELCOME
     finally:

@@ -1,6 +1,7 @@
 """A wire over a socket: what is sent arrives, whoever is slow, silent, rude or gone at the other end."""
 
 import contextlib
+import errno
 import os
 import queue
 import re
@@ -15,14 +16,14 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from warm_processes import PATIENT
 
-from efvfl.errors import LinkError, WireError
+from efvfl.errors import ConfigError, LinkError, WireError
 from efvfl.network.identity import authority
 from efvfl.network.identity.certificates import load
 from efvfl.network.links import connecting, listening, postman, stream
@@ -30,7 +31,9 @@ from efvfl.network.links.connecting import dial
 from efvfl.network.links.framing import BEAT, FIRST, FRAME, HEAD, NAME, PREFACE, SIGN_OF_LIFE, Deframer, framed
 from efvfl.network.links.line_errors import LineError
 from efvfl.network.links.listening import listen
+from efvfl.network.links.socket_bytes import SocketBytes
 from efvfl.network.links.stream import StreamWire
+from efvfl.network.links.tls import NoSeal, Tls, tls_context
 from efvfl.network.links.wire import Wire
 
 LARGE = 64 << 20
@@ -125,6 +128,29 @@ def test_what_is_no_frame_is_refused_by_its_head(data: bytes, text: str) -> None
     taking.add(data)
     with pytest.raises(WireError, match=re.escape(text)):
         taking.next()
+
+
+@pytest.mark.attack(
+    by="a party",
+    tries="sends a long frame as TLS records of two bytes",
+    outcome="it takes little more room than its bytes (22 times as much before)",
+)
+def test_a_frame_of_tiny_parts_takes_its_room_and_little_more() -> None:
+    data = os.urandom(1 << 20)
+    tracemalloc.start()
+    try:
+        taking = Deframer(len(data))
+        taking.add(HEAD.pack(FRAME, len(data))[:5])
+        for place in range(0, len(data), 2):
+            taking.ready()
+            if not place:
+                taking.add(HEAD.pack(FRAME, len(data))[5:])
+            taking.add(data[place : place + 2])
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * len(data)
+    finally:
+        tracemalloc.stop()
+    assert taking.next() == data
+    assert not taking.begun
 
 
 # Both ends.
@@ -273,6 +299,56 @@ def test_ipv6(certs: Path) -> None:
         near.close()
 
 
+class Odd:
+    """A wire with which something is wrong that nobody has thought of."""
+
+    def __init__(self) -> None:
+        self.seen_off = 0
+
+    def fileno(self) -> int:
+        return -1
+
+    def flush(self) -> bool:
+        return True
+
+    def beat(self, since: float) -> None:
+        raise MemoryError
+
+    def is_over(self) -> bool:
+        self.seen_off += 1
+        raise MemoryError
+
+    def close(self) -> None:
+        raise MemoryError
+
+    def let_go(self) -> bool:
+        raise MemoryError
+
+
+def test_a_wire_that_cannot_be_looked_after_is_alone_with_it(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread looks after all: it must not end by one of them, nor by what is looked at between them."""
+    monkeypatch.setattr(postman, "BEAT", 0.1)
+    odd, looked, look = Odd(), threading.Event(), door.server._look
+
+    def fail() -> float:
+        door.server._postman._ticks = look
+        looked.set()
+        raise MemoryError
+
+    door.server._postman._ticks = fail
+    assert looked.wait(PATIENT)
+    door.server._postman.take(odd)
+    door.server._postman.see_off(odd)
+    until(lambda: odd.seen_off)
+    time.sleep(0.3)
+    assert odd.seen_off == 1  # once is enough
+    near, far = door.pair()
+    near.send(b"hi")
+    assert far.receive(PATIENT) == b"hi"
+    near.close()
+    far.close()
+
+
 # Signs of life.
 
 
@@ -325,6 +401,45 @@ def carry(relay: socket.socket, port: int, silent: threading.Event) -> None:
         time.sleep(5.0)
 
 
+def test_a_sign_of_life_that_found_no_room_is_sent_later() -> None:
+    """A socket may be full at that moment, by what was just sent: nothing else would be said for long."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    held = postman.Postman("test")
+    held.start()
+    wire = StreamWire(ours, NoSeal(), LARGE, held, SocketBytes())
+    size, began = 0, time.monotonic()
+    while time.monotonic() - began < 0.5:  # it takes some more for a while
+        with contextlib.suppress(BlockingIOError):
+            size += ours.send(bytes(1 << 10), socket.MSG_DONTWAIT)
+    for _ in range(2):
+        wire.beat(float("inf"))
+    assert not wire.settled
+    theirs.settimeout(2.0)
+    while size:
+        size -= len(theirs.recv(min(size, 1 << 16)))
+    try:
+        until(lambda: len(theirs.recv(100, socket.MSG_PEEK)) == 2 * len(SIGN_OF_LIFE))
+        assert wire.settled
+    finally:
+        theirs.close()
+        held.stop(0.0)
+
+
+def test_what_is_sealed_and_not_sent_is_not_settled(door: Door) -> None:
+    near, far = door.pair()
+    data = bytes(1 << 16)
+    ends = time.monotonic() + PATIENT
+    while not far._rest:  # type: ignore[attr-defined]
+        far.send(data)
+        assert time.monotonic() < ends
+    with far._sending:  # type: ignore[attr-defined]
+        assert not (far._rest and far.settled)  # type: ignore[attr-defined]
+    near.close()
+    far.close()
+
+
 @pytest.mark.attack(
     by="a party",
     tries="sends signs of life without end",
@@ -339,6 +454,61 @@ def test_a_flood_of_signs_of_life(door: Door) -> None:
         far.receive(PATIENT)
     far.close()
     near.close()
+
+
+# Certificates at the server.
+
+
+def test_an_authority_with_a_comment(certs: Path) -> None:
+    """PEM files may begin with one, in any language."""
+    own, theirs = (load(certs, name) for name in ("bank", "server"))
+    comment = "Zürich\n".encode()
+    server, port = listen("127.0.0.1:0", replace(theirs, ca=comment + theirs.ca), LARGE, 2, lambda wire, name: None)
+    dial(f"127.0.0.1:{port}", replace(own, ca=comment + own.ca), LARGE).close()
+    server.close()
+
+
+def test_a_certificate_that_tls_refuses_is_told_at_once(certs: Path, guarded: Door) -> None:
+    text = "TLS does not take the certificate of 'server', its key or ca.crt"
+    own = replace(load(certs, "server"), key=load(certs, "bank").key)
+    with pytest.raises(ConfigError, match=text):
+        listen("127.0.0.1:0", own, LARGE, 2, lambda wire, name: None)
+    with pytest.raises(ConfigError, match=text):
+        dial(f"127.0.0.1:{guarded.port}", own, LARGE)
+
+
+def test_a_party_that_may_open_no_more_files_dials_again(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> postman.Postman:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connecting, "Postman", fail)
+        with pytest.raises(LinkError, match=r"cannot be used .*Too many open files"):
+            door.dial()
+    with pytest.raises(LinkError):
+        door.came.get(timeout=PATIENT).receive(PATIENT)  # its end is closed
+    door.pair()[0].close()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), ConfigError("it is too weak")])
+def test_a_renewed_certificate_that_cannot_be_used_now(
+    guarded: Door, certs: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before it stays in use, and the other is tried again."""
+    found = load(certs, "server")
+    other = replace(found, certificate=found.certificate + b"\n")
+    renewal: Any = guarded.server._renewal
+    monkeypatch.setattr(renewal, "current", lambda: other)
+
+    def fail(*rest: Any, **named: Any) -> ssl.SSLContext:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(listening, "tls_context", fail)
+        guarded.pair()[0].close()
+    guarded.pair()[0].close()
+    assert guarded.server._used is not None
+    assert guarded.server._used[0] == other
 
 
 # Who does not shake hands as we do.
@@ -459,6 +629,50 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch, certs: Path) -> None:
         for own in (None, load(certs, "bank")):
             with pytest.raises(LineError, match="accepts connections, but says nothing"):
                 dial(f"127.0.0.1:{mute.getsockname()[1]}", own, 1 << 20)
+
+
+@pytest.mark.attack(
+    by="a stranger",
+    tries="poses as the server, and answers a party's handshake by a byte now and then",
+    outcome="the party gives that connection up after 10 seconds",
+)
+def test_a_server_that_shakes_hands_byte_by_byte(certs: Path) -> None:
+    there, said = Tls(tls_context(load(certs, "server"), [NAME], server=True), server=True), bytearray()
+
+    class Link:
+        """Always has a byte, in time."""
+
+        def settimeout(self, seconds: float) -> None: ...
+
+        def sendall(self, data: bytes) -> None:
+            said.extend(there.shake(data)[0])
+
+        def recv(self, size: int) -> bytes:
+            time.sleep(0.0005)
+            return bytes([said.pop(0)])
+
+    link: Any = Link()
+    with pytest.raises(LineError, match="accepts connections, but says nothing"):
+        connecting._shake(link, "127.0.0.1:1", load(certs, "bank"), time.monotonic() + 0.2, SocketBytes())
+
+
+def test_a_machine_without_ipv6_dials_by_ipv4(guarded: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name may have addresses of a family that the system lacks."""
+    resolve = socket.getaddrinfo
+
+    class Lacking(socket.socket):
+        def __init__(self, family: int = -1, *rest: Any, **named: Any) -> None:
+            if family == socket.AF_INET6:
+                raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+            super().__init__(family, *rest, **named)
+
+    six = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", guarded.port, 0, 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *rest, **named: [six, *resolve(*rest, **named)])
+    monkeypatch.setattr(socket, "socket", Lacking)
+    guarded.pair()[0].close()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *rest, **named: [six])
+    with pytest.raises(LineError, match=r"cannot be reached .*Address family not supported"):
+        guarded.dial()
 
 
 @pytest.mark.attack(

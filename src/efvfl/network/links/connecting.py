@@ -15,7 +15,8 @@ from typing import Final
 from efvfl.errors import ConfigError, LinkError, WireError, printable
 from efvfl.network.identity.certificates import SERVER, Credentials
 from efvfl.network.identity.fingerprints import ENOUGH, of_bytes, shown
-from efvfl.network.links.framing import NAME, PREFACE, SIGN_OF_LIFE
+from efvfl.network.links.frame import Frame
+from efvfl.network.links.framing import FIRST, NAME, PREFACE, Deframer
 from efvfl.network.links.line_errors import LineError, explained, refused, wrong_port
 from efvfl.network.links.postman import Postman
 from efvfl.network.links.proxy import ask, proxy_of
@@ -49,6 +50,9 @@ def dial(address: str, credentials: Credentials | None, limit: int, count: Socke
         else:
             seal = _shake(link, address, credentials, ends, count)
         wire = DialledWire(link, seal, limit, Postman("efvfl-line"), count)
+    except OSError as error:  # such as too many open files
+        link.close()
+        raise LinkError(f"the connection to {address} broke, or cannot be used ({error}).") from error
     except BaseException:
         link.close()
         raise
@@ -80,6 +84,8 @@ def _shake(link: socket.socket, address: str, credentials: Credentials, ends: fl
             link.settimeout(max(0.001, ends - time.monotonic()))
             if not (data := link.recv(1 << 14)):
                 raise ssl.SSLEOFError
+            if time.monotonic() > ends:  # there may be a byte in time, again and again
+                raise TimeoutError
             count.received(len(data))
     if tls.spoken != NAME:
         raise wrong_protocol(address, tls.spoken)
@@ -143,6 +149,8 @@ def connect(address: str, timeout: float, environ: Mapping[str, str] = os.enviro
     if proxy is None:
         return _connect(host, port, timeout)
     advice = f"put {host} in no_proxy to dial it directly, or have the proxy let it through."
+    if proxy.scheme != "http":  # it would be told a password that others can read
+        raise LineError("proxy", f"the proxy {proxy} is one of {printable(proxy.scheme)}, and http is needed", advice)
     try:
         link, seconds = _connect(proxy.host, proxy.port, timeout)
     except LineError as error:
@@ -162,9 +170,13 @@ def _connect(host: str, port: int, timeout: float) -> tuple[socket.socket, float
         ) from error
     errors: list[OSError] = []
     for family, kind, protocol, _, where in found:
-        link = socket.socket(family, kind, protocol)
-        link.settimeout(timeout)
         began = time.perf_counter()
+        try:
+            link = socket.socket(family, kind, protocol)
+        except OSError as error:  # this machine may have no IPv6
+            errors.append(error)
+            continue
+        link.settimeout(timeout)
         try:
             link.connect(where)
         except OSError as error:
@@ -188,15 +200,22 @@ def shake(
 
 
 def await_acceptance(secure: ssl.SSLSocket, credentials: Credentials) -> None:
-    """Wait for the first bytes of the server, which has accepted us then."""
-    secure.settimeout(SHAKE)
+    """Wait for the first word of the server: it has accepted us then, or says why it does not."""
+    ends, heard, frame = time.monotonic() + SHAKE, Deframer(FIRST), None
     try:
-        if secure.recv(1) != SIGN_OF_LIFE[:1]:
-            raise refused(credentials, "")
+        while (word := heard.next()) is None and not heard.beats:
+            secure.settimeout(max(0.001, ends - time.monotonic()))
+            if not (data := secure.recv(1 << 14)) or time.monotonic() > ends:
+                raise refused(credentials, "")
+            heard.add(data)
+        frame = Frame.from_bytes(word).json() if word is not None else None
     except ssl.SSLError as error:
         raise refused(credentials, error.reason or "") from error
-    except OSError as error:
+    except (OSError, WireError) as error:
         raise refused(credentials, "") from error
+    if frame is not None:
+        text = f"the server refuses {credentials.name!r} ({printable(str(frame.get('text'))[:500])})"
+        raise LineError("refused", text, "ask the label holder.")
 
 
 def seen_certificate(address: str, timeout: float) -> x509.Certificate | None:

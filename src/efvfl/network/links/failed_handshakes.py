@@ -31,7 +31,7 @@ class FailedHandshakes:
 
     def note(self, host: str, reason: str) -> None:
         """Note that somebody has failed."""
-        if len(self._failed) < MOST:
+        if (host, reason) in self._failed or len(self._failed) < MOST:
             self._failed[host, reason] += 1
         self.look()
 

@@ -15,6 +15,7 @@ HEAD: Final = struct.Struct("<BQ")  # what follows, and how many bytes of it
 FRAME: Final = ord("f")
 BEAT: Final = ord("b")  # a sign of life, of no bytes
 SIGN_OF_LIFE: Final = HEAD.pack(BEAT, 0)
+SMALL: Final = 512  # bytes of a part that is joined with the one before: each part takes some room of its own
 FIRST: Final = MAX_JSON + 64  # bytes of a frame of somebody who is not welcome yet: a HELLO is all that it may send
 
 
@@ -37,9 +38,13 @@ class Deframer:
 
     def add(self, data: bytes) -> None:
         """Add what has arrived."""
-        if data:
+        if not data:
+            return
+        if len(data) < SMALL and self._parts and len(self._parts[-1]) < SMALL:
+            self._parts[-1] += data
+        else:
             self._parts.append(data)
-            self._size += len(data)
+        self._size += len(data)
 
     @property
     def heard(self) -> bool:

@@ -22,6 +22,7 @@ from efvfl.network.links.tls import Tls
 log = logging.getLogger("efvfl")
 
 QUIET: Final = 60.0  # seconds between two warnings
+MOST: Final = 256  # addresses that are remembered in between
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,15 @@ class Crowd:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin with none."""
         self._clock = clock
+        self._count = 0  # since the last warning
         self._closed: Counter[str] = Counter()
         self._warned = float("-inf")
 
     def note(self, host: str) -> None:
         """Note that a connection from there was closed."""
-        self._closed[host] += 1
+        self._count += 1
+        if host in self._closed or len(self._closed) < MOST:
+            self._closed[host] += 1
 
     def look(self) -> None:
         """Warn of them, unless a warning was a moment ago."""
@@ -94,8 +98,9 @@ class Crowd:
         if not self._closed or now - self._warned < QUIET:
             return
         self._warned = now
-        count, hosts = self._closed.total(), ", ".join(host for host, _ in self._closed.most_common(3))
+        count, hosts = self._count, ", ".join(host for host, _ in self._closed.most_common(3))
         self._closed.clear()
+        self._count = 0
         log.warning(
             "closed %d connections on which nobody said anything, most of them from %s: more are closed as they "
             "are made, and parties can still connect",

@@ -65,8 +65,9 @@ def refused(credentials: Credentials, reason: str, now: datetime | None = None) 
     """Say why the server does not accept our certificate: by the alert that it sent, or else by its dates."""
     name = f"the certificate of {credentials.name!r}"
     if "EXPIRED" in reason:
-        text, advice = f"the server refuses {name} as expired", "renew it, or compare the clocks of both machines."
-        return LineError("refused", text, advice)
+        date = date_text(parse("the certificate", credentials.certificate).not_valid_after_utc)
+        advice = f"it is valid until {date}. Renew it, or compare the clocks of both machines."
+        return LineError("refused", f"the server refuses {name} as expired", advice)
     if "UNKNOWN_CA" in reason:
         text = f"the server refuses {name}, which is of another authority"
         return LineError("refused", text, "get one of the authority it trusts.")

@@ -25,7 +25,7 @@ from efvfl.network.links.connecting import SHAKE, host_and_port, refuse_plaintex
 from efvfl.network.links.failed_handshakes import FailedHandshakes, wrong_dates_here
 from efvfl.network.links.frame import FrameKind, json_frame
 from efvfl.network.links.framing import NAME, PREFACE, framed
-from efvfl.network.links.guests import ConnectionLimits, Crowd, Guest, condemned, plain_host
+from efvfl.network.links.guests import QUIET, ConnectionLimits, Crowd, Guest, condemned, plain_host
 from efvfl.network.links.line_errors import EARLY, LATE, name_of, reason_of
 from efvfl.network.links.postman import Postman
 from efvfl.network.links.socket_bytes import SocketBytes
@@ -56,11 +56,12 @@ class Listener:
         self.limits = ConnectionLimits.of(parties)
         self._listening, self._accept, self._limit = listening, accept, limit
         self._renewal = Renewal(credentials) if credentials else None
-        self._used: tuple[Credentials, ssl.SSLContext] | None = None
+        self._used = (credentials, tls_context(credentials, [NAME], server=True)) if credentials else None
         self._guests: dict[Guest, None] = {}  # oldest first
         self._wires: dict[StreamWire, Shown] = {}
         self._failed, self._crowd = FailedHandshakes(), Crowd()
         self._again = 0.0  # when to take connections again
+        self._warned = float("-inf")
         self._postman = Postman("efvfl-listener")
 
     @property
@@ -104,7 +105,7 @@ class Listener:
     def _wait_for_room(self, error: OSError) -> None:
         self._postman.unwatch(self._listening)
         self._again = time.monotonic() + PAUSE
-        log.warning("no connection can be taken for a moment: %s", error.strerror)
+        self._warn(f"no connection can be taken for a moment: {error.strerror}")
 
     def _receive(self, link: socket.socket, host: str) -> None:
         if len(self._guests) + self._open() >= self.limits.total:
@@ -126,13 +127,25 @@ class Listener:
 
     def _context(self) -> ssl.SSLContext:
         assert self._renewal is not None
+        assert self._used is not None
         credentials = self._renewal.current()
-        if self._used is None or self._used[0] != credentials:
-            self._used = credentials, tls_context(credentials, [NAME], server=True)
+        if self._used[0] != credentials:
+            try:
+                self._used = credentials, tls_context(credentials, [NAME], server=True)
+            except (ConfigError, OSError) as error:  # it is tried again
+                self._warn(f"the certificate in use stays, because the renewed one cannot be used now: {error}")
         return self._used[1]
+
+    def _warn(self, text: str) -> None:
+        """Warn of what is tried again soon, once a minute."""
+        if (now := time.monotonic()) - self._warned >= QUIET:
+            self._warned = now
+            log.warning("%s", text)
 
     def _hear(self, guest: Guest) -> None:
         """Go on with a guest that has said something."""
+        if guest not in self._guests:
+            return  # turned out a moment ago
         try:
             data = guest.link.recv(1 << 14)
         except BlockingIOError:
@@ -281,7 +294,12 @@ def listen(
     """
     if credentials is None:
         refuse_plaintext_beyond_loopback(address)
-    listener = Listener(open_listener(address), credentials, limit, parties, accept)
+    listening = open_listener(address)
+    try:
+        listener = Listener(listening, credentials, limit, parties, accept)
+    except BaseException:
+        listening.close()
+        raise
     listener.denied = denied
     listener.start()
     return listener, listener.port

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 log = logging.getLogger("efvfl")
@@ -62,6 +63,7 @@ class Postman:
         self._leaving: dict[Held, float] = {}  # wires that are closed, and until when to wait for them
         self._beaten = time.monotonic()
         self._stops = float("inf")
+        self._pause = BEAT
         self._ticks: Callable[[], float] = lambda: BEAT
         self._thread = threading.Thread(target=self._run, daemon=True, name=name)
 
@@ -110,23 +112,21 @@ class Postman:
 
     def _run(self) -> None:
         while not self._is_done():
-            pause = min(self._ticks(), _TICK if self._leaving else BEAT, max(0.0, self._stops - time.monotonic()))
+            self._do(self._tick)
+            pause = min(self._pause, _TICK if self._leaving else BEAT, max(0.0, self._stops - time.monotonic()))
             calls = [key.data for key, _ in self._selector.select(pause)]
             for call in calls:
                 self._do(call)
             while self._todo:
                 self._do(self._todo.popleft())
-            self._see_off()
+            for line in list(self._leaving):
+                self._do(partial(self._see_off, line))
             if (now := time.monotonic()) - self._beaten >= BEAT:
                 for line in self._lines:
-                    line.beat(now - BEAT)
+                    self._do(partial(line.beat, now - BEAT))
                 self._beaten = now
         for line in self._lines | self._leaving.keys():
-            self._forget(line)
-            for _ in range(100):  # its reader is about to leave
-                if line.let_go():
-                    break
-                time.sleep(0.01)
+            self._do(partial(self._let_go, line))
         self._selector.close()
         self._wake.close()
         self._woken.close()
@@ -140,6 +140,10 @@ class Postman:
             call()
         except Exception:
             log.exception("a connection could not be looked after")
+
+    def _tick(self) -> None:
+        self._pause = BEAT  # should it fail
+        self._pause = self._ticks()
 
     def _was_woken(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -159,17 +163,24 @@ class Postman:
         if line in self._unsent:
             self._selector.unregister(self._unsent.pop(line))
 
-    def _see_off(self) -> None:
-        for line, until in list(self._leaving.items()):
-            now = time.monotonic()
-            if until > now + LINGER and line.flush():
-                self._leaving[line] = until = now + LINGER
-            if line.is_over() or now >= until:
-                self._forget(line)
-                if line.let_go():
-                    del self._leaving[line]
+    def _see_off(self, line: Held) -> None:
+        until, now = self._leaving.pop(line), time.monotonic()  # it is back below, unless something is wrong with it
+        if until > now + LINGER and line.flush():
+            until = now + LINGER
+        if line.is_over() or now >= until:
+            self._forget(line)
+            if line.let_go():
+                return
+        self._leaving[line] = until
+
+    def _let_go(self, line: Held) -> None:
+        self._forget(line)
+        for _ in range(100):  # its reader is about to leave
+            if line.let_go():
+                break
+            time.sleep(0.01)
 
     def _stop(self, seconds: float) -> None:
         self._stops = time.monotonic() + seconds
         for line in list(self._lines):
-            line.close()
+            self._do(line.close)

@@ -23,6 +23,7 @@ class Proxy:
     port: int
     variable: str
     secret: str = field(default="", repr=False)  # user and password, as the proxy is told
+    scheme: str = field(default="http", repr=False)  # how it is spoken to
 
     def __str__(self) -> str:
         """Where it is, without a password that may be in the variable."""
@@ -46,7 +47,8 @@ def proxy_of(host: str, environ: Mapping[str, str]) -> Proxy | None:
         if not found.hostname:
             return None
         known = f"{unquote(found.username)}:{unquote(found.password or '')}" if found.username else ""
-        return Proxy(found.hostname, found.port or 80, variable, base64.b64encode(known.encode()).decode())
+        secret = base64.b64encode(known.encode()).decode()
+        return Proxy(found.hostname, found.port or 80, variable, secret, found.scheme)
     except ValueError:
         return None
 

@@ -76,7 +76,7 @@ class StreamWire:
     @property
     def settled(self) -> bool:
         """Whether the system has taken all that was sent."""
-        return not self._waiting
+        return not self._waiting and not self._rest
 
     def beat(self, since: float) -> None:
         """Send a sign of life if nothing was sent since then."""
@@ -85,7 +85,9 @@ class StreamWire:
                 return
             self._queue.append(memoryview(SIGN_OF_LIFE))
             self._waiting += len(SIGN_OF_LIFE)
-            self._pump()
+            done = self._pump()
+        if not done:
+            self._postman.send_rest(self)
 
     def flush(self) -> bool:
         """Send what the socket takes; return whether nothing is left."""
@@ -180,8 +182,8 @@ class StreamWire:
             raise LinkError(_BROKE) from error
         if self._frames.beats > BEATS and self._frames.beats > BEATS + 2 * (time.monotonic() - self._began) / BEAT:
             raise WireError("expected a sign of life every few seconds, got far more.")
-        if self._seal.owes:
-            self.flush()
+        if self._seal.owes and not self.flush():
+            self._postman.send_rest(self)
 
     def _wait(self, ends: float | None) -> None:
         """Wait for a while until something is here, and take it."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple, Protocol
 
-from efvfl.errors import LinkError
+from efvfl.errors import ConfigError, LinkError
 from efvfl.network.identity import fingerprints
 from efvfl.network.identity.certificates import SERVER, Credentials, certain_name
 
@@ -22,17 +22,23 @@ _MOST_UNSENT: Final = 1 << 18  # bytes that a peer may have TLS itself answer an
 
 
 def tls_context(credentials: Credentials, protocols: Sequence[str], server: bool = False) -> ssl.SSLContext:
-    """Return what one end needs for mutual TLS 1.3 within a federation."""
+    """Return what one end needs for mutual TLS 1.3 within a federation; ConfigError if TLS refuses its files."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_verify_locations(cadata=credentials.ca.decode("ascii"))
     context.verify_mode = ssl.CERT_REQUIRED
     context.set_alpn_protocols(list(protocols))
     if server:
         context.num_tickets = 0  # every connection shows its certificate: nothing is resumed
-    if credentials.certificate:
-        with _as_file(credentials.certificate + b"\n" + credentials.key) as path:
-            context.load_cert_chain(path)
+    try:
+        context.load_verify_locations(cadata=credentials.ca.decode("ascii", "ignore"))  # what is not, is a comment
+        if credentials.certificate:
+            with _as_file(credentials.certificate + b"\n" + credentials.key) as path:
+                context.load_cert_chain(path)
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"TLS does not take the certificate of {credentials.name!r}, its key or ca.crt ({error.reason}): get one "
+            "that `efvfl sign` makes."
+        ) from error
     return context
 
 
