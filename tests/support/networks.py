@@ -115,7 +115,18 @@ class Outcome:
 
 
 def _facts_of(record: Record) -> dict[str, Any]:
-    facts = ("epoch", "step", "surrogate_loss", "validation", "test", "bytes_up", "bytes_down", "ledger", "paper_bits")
+    facts = (
+        "epoch",
+        "step",
+        "surrogate_loss",
+        "validation",
+        "test",
+        "bytes_up",
+        "bytes_down",
+        "ledger",
+        "paper_bits",
+        "bytes_down_once",
+    )
     return {name: getattr(record, name) for name in facts} | {"kept": str(record.kept)}  # nan is not equal to itself
 
 

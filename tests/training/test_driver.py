@@ -8,7 +8,7 @@ import pytest
 from problems import everything, problem, same
 from torch import Tensor
 
-from efvfl import QSGD, Agreement, TopK, cvfl, efvfl
+from efvfl import QSGD, Agreement, SharedLabels, TopK, cvfl, efvfl
 from efvfl.compress import Compressor, Identity
 from efvfl.core.absence import Attendance
 from efvfl.core.channel import Channel
@@ -19,7 +19,7 @@ from efvfl.training.record import Observation
 from efvfl.training.schedule import Schedule
 from efvfl.training.transport import Handler, LocalTransport
 from efvfl.wire.message import Kind, Message
-from efvfl.wire.packet import Packet
+from efvfl.wire.packet import Packet, number
 
 
 def test_requests_are_collected_in_the_order_of_posting() -> None:
@@ -107,3 +107,28 @@ def test_the_papers_bits_are_those_of_all_that_parties_encode(start: str, monkey
         counted.clear()
         run = problem(method, batch_size=25, batch_order="independent")
         assert run.fit(4, gradient=False)[-1].paper_bits == sum(counted) > 0
+
+
+@pytest.mark.parametrize("labels", ["private", "shared"])
+def test_what_several_parties_get_is_counted_once_beside_every_copy(labels: str) -> None:
+    agreement = Agreement(labels=SharedLabels()) if labels == "shared" else Agreement()
+    run = problem(efvfl(TopK(0.2), down=QSGD(4)), batch_size=16, agreement=agreement, label_holder="party3")
+    post, expected = run.transport.post, [0]
+
+    def counted(messages: Mapping[str, Message]) -> None:
+        blocks = {
+            (b, p.header() + p.body)
+            for n, m in messages.items()
+            if n != "party3"
+            for b, g in m.packets.items()
+            for p in g
+        }
+        expected[0] += sum(len(number(block)) + len(data) for block, data in blocks)
+        expected[0] += sum(len(replace(m, packets={}).to_bytes()) for n, m in messages.items() if n != "party3")
+        post(messages)
+
+    run.transport.post = counted  # type: ignore[method-assign]
+    [record] = run.fit(2, observe_every=2)
+    assert record.bytes_down_once == expected[0]
+    assert (record.bytes_down_once < 0.7 * record.bytes_down) == (labels == "shared")
+    assert run.driver.state_dict()["bytes_down_once"] == record.bytes_down_once

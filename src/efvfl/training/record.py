@@ -44,6 +44,7 @@ class Record:
     bytes_down: float = NAN
     ledger: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)  # by direction, party and kind
     paper_bits: float = NAN  # the paper's formula for the reports of these steps: no indices, no headers, no downlink
+    bytes_down_once: float = NAN  # bytes_down if what several parties get alike were sent once, as Table 1 counts
     absent: dict[str, list[list[int]]] = field(default_factory=dict)  # steps, first to last, that went without a party
     seconds: float = NAN  # wall time of the steps, waiting for parties included; observation and checkpoints are not
     kept: float = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from efvfl.wire.message import FUSION, Kind, Message
@@ -11,6 +12,24 @@ from efvfl.wire.packet import length
 Direction = Literal["up", "down"]  # up: from a party to the server
 
 _KINDS = {kind: kind.name.lower() for kind in Kind}
+
+
+def size_once(messages: Mapping[str, Message], here: Collection[str] = ()) -> int:
+    """Return the bytes of these messages if a packet that several parties get were sent once, as to all over the air.
+
+    The paper counts a broadcast so (Table 1); the ledger counts every copy. Those in `here` cost no bytes.
+    """
+    total, seen = 0, set()
+    for name, message in messages.items():
+        if name in here:
+            continue
+        total += message.size
+        for block, group in message.packets.items():
+            for packet in group:
+                if id(packet) in seen:
+                    total -= length(block) + packet.size
+                seen.add(id(packet))
+    return total
 
 
 class Ledger:
