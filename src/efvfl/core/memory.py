@@ -41,6 +41,21 @@ def _add(
     return True
 
 
+@kernel
+def _largest_sum(g: NDArray[np.floating], rows: NDArray[np.int64], change: NDArray[np.floating]) -> float:
+    """Return the largest magnitude that adding to these rows of `g` gives, NaN included; -1 if there is no such row."""
+    largest = 0.0
+    for i in range(rows.size):
+        if rows[i] < 0 or rows[i] >= g.shape[0]:
+            return -1.0
+        for j in range(g.shape[1]):
+            size = abs(g[rows[i], j] + change[i, j])
+            if size != size:
+                return np.nan
+            largest = max(largest, size)
+    return largest
+
+
 @dataclass(frozen=True)
 class Keeping:
     """How the tensors of one end are kept, whatever the rule."""
@@ -137,6 +152,15 @@ class MemoryEnd:
         if self._g is None:
             return decoded
         return self.rule.after(self.surrogate(rows), decoded).to(self._g.dtype).to(decoded.dtype)
+
+    def largest_after(self, rows: Rows, decoded: Tensor) -> float:
+        """Return the largest magnitude in the surrogate of these rows after absorbing this; nothing is absorbed."""
+        if self._g is not None and self._adds and self._g.dtype == decoded.dtype and isinstance(rows, Tensor):
+            largest = float(_largest_sum(self._g.numpy(), rows.numpy(), decoded.numpy()))
+            if largest < 0:
+                raise IndexError(f"expected rows below {len(self._g):,}, got others.")
+            return largest
+        return float(self.after(rows, decoded).abs().max()) if decoded.numel() else 0.0
 
     def absorb(self, rows: Rows, decoded: Tensor) -> Tensor:
         """Advance by a decoded packet and return the surrogate of these rows: with EF21, G[rows] += C(h - G[rows])."""
