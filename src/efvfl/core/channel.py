@@ -47,12 +47,7 @@ def unpack(packet: Packet, shape: tuple[int, ...], dtype: torch.dtype, what: str
 
 def refuse_huge(values: Tensor, what: str) -> None:
     """Refuse numbers that are finite but no result of training: sums and products of them would not be finite."""
-    refuse_larger(float(values.abs().max()) if values.numel() else 0.0, what)
-
-
-def refuse_larger(largest: float, what: str) -> None:
-    """Refuse values of which this is the largest magnitude, as above."""
-    if not largest <= LARGEST:
+    if values.numel() and not (largest := float(values.abs().max())) <= LARGEST:
         raise ProtocolError(
             f"{what}: expected values of at most {LARGEST:g}, got one of {largest:.2g}: look at its sender's model and "
             "columns, for it has diverged or sends false values."
@@ -233,7 +228,8 @@ class Channel:
 
     def refuse_surrogate(self, rows: Rows, decoded: Tensor, what: str) -> None:
         """Refuse a change whose surrogate would be no result of training; nothing is absorbed."""
-        refuse_larger(self.memory.largest_after(rows, decoded), what)
+        if not self.memory.stays_within(LARGEST, rows, decoded):
+            refuse_huge(self.memory.after(rows, decoded), what)
 
     def surrogate(self, rows: Rows) -> Tensor:
         """Return G[rows] as it is; not every memory has one."""
