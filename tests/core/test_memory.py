@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -266,7 +267,29 @@ def test_error_feedback_adds_up_as_torch_does(
 @pytest.mark.parametrize("row", [-1, 9])
 def test_rows_that_are_not_there_are_refused(row: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiled:
-        monkeypatch.setattr(memory, "_add", vars(memory)["_add"].py_func)
+        for name in ("_add", "_count_beyond"):
+            monkeypatch.setattr(memory, name, vars(memory)[name].py_func)
     end = MemoryEnd(ErrorFeedback(), (9, 3), torch.float32)
-    with pytest.raises(IndexError, match="expected rows below 9"):
-        end.absorb(torch.tensor([row]), torch.ones(1, 3))
+    for use in (end.absorb, partial(end.stays_within, 2.0)):
+        with pytest.raises(IndexError, match="expected rows below 9"):
+            use(torch.tensor([row]), torch.ones(1, 3))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("odd", [0.5, 30.0, -30.0, float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("narrow", [None, torch.bfloat16])
+def test_a_limit_is_for_the_surrogate_that_would_follow(
+    narrow: torch.dtype | None, odd: float, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(memory, "_count_beyond", vars(memory)["_count_beyond"].py_func)
+    end = MemoryEnd(ErrorFeedback(), (9, 3), torch.float32, Keeping(narrow=narrow))
+    rows, generator = torch.tensor([5, 0, 7]), torch.Generator().manual_seed(0)
+    end.absorb(rows, torch.randn(3, 3, generator=generator))
+    change, before = torch.randn(3, 3, generator=generator), end.g.clone()
+    change[1, 1] = odd
+    largest = float(end.after(rows, change).abs().max())
+    for limit in (10.0, 1e12, largest):
+        assert end.stays_within(limit, rows, change) == (largest <= limit)
+    assert torch.equal(end.g, before)
+    assert end.stays_within(0.0, rows[:0], change[:0])

@@ -83,6 +83,7 @@ class Channel:
         self.change: Tensor | None = None  # what was decoded of the last packets that were sent or received
         # The last packets, decoded, and the surrogate then.
         self._received: tuple[Packets, Tensor, Tensor] | None = None
+        self._checked: tuple[Packets, Tensor] | None = None  # what was decoded last, and is not absorbed yet
         self._firsts: tuple[bool, ...] = (False,)  # which of the last packets are of first visits
 
     @property
@@ -161,9 +162,13 @@ class Channel:
 
     def decode(self, rows: Rows, packets: Packets, count: int, where: Tensor | None = None) -> Tensor:
         """Return the decoded change of `count` rows, or refuse the packets. Nothing is absorbed yet."""
-        if self._received is not None and self._received[0] is packets:
-            return self._received[1]
-        return self._decoded(self._parts(rows), packets, count, where)
+        for known in (self._received, self._checked):
+            if known is not None and known[0] is packets:
+                return known[1]
+        decoded = self._decoded(self._parts(rows), packets, count, where)
+        if packets:
+            self._checked = packets, decoded
+        return decoded
 
     def _decoded(self, parts: Parts, packets: Packets, count: int, where: Tensor | None = None) -> Tensor:
         started = time.perf_counter()
@@ -214,15 +219,17 @@ class Channel:
         return self._received[2]
 
     def _absorb(self, rows: Rows, packets: Packets, decoded: Tensor) -> Tensor:
+        self._checked = None
         if not packets:
             return decoded  # of no rows
         if self.memory.wants_mean:
             self.memory.start_at(self._mean(packets), rows)
         return self.memory.absorb(rows, decoded)
 
-    def surrogate_with(self, rows: Rows, decoded: Tensor) -> Tensor:
-        """Return the surrogate of these rows as absorbing this would make it; nothing is absorbed."""
-        return self.memory.after(rows, decoded)
+    def refuse_surrogate(self, rows: Rows, decoded: Tensor, what: str) -> None:
+        """Refuse a change whose surrogate would be no result of training; nothing is absorbed."""
+        if not self.memory.stays_within(LARGEST, rows, decoded):
+            refuse_huge(self.memory.after(rows, decoded), what)
 
     def surrogate(self, rows: Rows) -> Tensor:
         """Return G[rows] as it is; not every memory has one."""
@@ -230,6 +237,7 @@ class Channel:
 
     def restore(self, rows: Rows, surrogate: Tensor) -> None:
         """Set G[rows] to what the other end holds."""
+        self._checked = None
         self.memory.restore(rows, surrogate)
 
     def surrogate_after(self, rows: Rows, packets: Packets, count: int) -> Tensor:
@@ -254,7 +262,7 @@ class Channel:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
-        self._received = None
+        self._received = self._checked = None
         self.memory.load_state_dict(state["memory"])
 
 

@@ -178,7 +178,7 @@ class ServerEvaluation:
             return
         channel = self.channels[name]
         decoded = channel.decode(ALL, packets, self.plan.held_rows(name, "validation"))
-        refuse_huge(channel.surrogate_with(ALL, decoded), f"{name}'s validation rows")
+        channel.refuse_surrogate(ALL, decoded, f"{name}'s validation rows")
 
     def _absorb(self, name: str, packets: Packets) -> Tensor:
         """G_k <- G_k + C_k of the validation rows; return G_k."""

@@ -33,12 +33,28 @@ def _add(
 ) -> bool:
     """Add to these rows of `g` and copy them to `surrogate`, in one pass; return False if there is no such row."""
     for i in range(rows.size):
-        if rows[i] < 0 or rows[i] >= g.shape[0]:
+        row = rows[i]
+        if row < 0 or row >= g.shape[0]:
             return False
         for j in range(g.shape[1]):
-            g[rows[i], j] += change[i, j]
-            surrogate[i, j] = g[rows[i], j]
+            value = g[row, j] + change[i, j]  # read once: then several numbers are added at a time
+            g[row, j] = value
+            surrogate[i, j] = value
     return True
+
+
+@kernel
+def _count_beyond(limit: float, g: NDArray[np.floating], rows: NDArray[np.int64], change: NDArray[np.floating]) -> int:
+    """Return how many numbers would be beyond a limit, or NaN, if added to these rows of `g`; -1: no such row."""
+    beyond = 0
+    for i in range(rows.size):
+        row = rows[i]
+        if row < 0 or row >= g.shape[0]:
+            return -1
+        for j in range(g.shape[1]):
+            if not abs(g[row, j] + change[i, j]) <= limit:
+                beyond += 1
+    return beyond
 
 
 @dataclass(frozen=True)
@@ -137,6 +153,15 @@ class MemoryEnd:
         if self._g is None:
             return decoded
         return self.rule.after(self.surrogate(rows), decoded).to(self._g.dtype).to(decoded.dtype)
+
+    def stays_within(self, limit: float, rows: Rows, decoded: Tensor) -> bool:
+        """Whether no number in the surrogate of these rows would be beyond a limit; nothing is absorbed."""
+        if self._g is not None and self._adds and self._g.dtype == decoded.dtype and isinstance(rows, Tensor):
+            beyond = _count_beyond(limit, self._g.numpy(), rows.numpy(), decoded.numpy())
+            if beyond < 0:
+                raise IndexError(f"expected rows below {len(self._g):,}, got others.")
+            return beyond == 0
+        return not decoded.numel() or float(self.after(rows, decoded).abs().max()) <= limit
 
     def absorb(self, rows: Rows, decoded: Tensor) -> Tensor:
         """Advance by a decoded packet and return the surrogate of these rows: with EF21, G[rows] += C(h - G[rows])."""

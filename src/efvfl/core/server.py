@@ -16,7 +16,7 @@ from efvfl.core.absence import Attendance, sync_message
 from efvfl.core.batches import Rows
 from efvfl.core.block import Block
 from efvfl.core.cached_steps import ServerBatch, WorkSet
-from efvfl.core.channel import Channel, Packets, refuse_huge
+from efvfl.core.channel import Channel, Packets
 from efvfl.core.evaluation import ServerEvaluation
 from efvfl.core.fusion import Fusion, StepContext
 from efvfl.core.gradients import backward
@@ -218,7 +218,7 @@ class Server:
         elif not asked.hold:
             self._check_report(name, reply)
             decoded, rows = self._decode(name, reply), self.plan.report_rows_of(name).rows(reply.step)
-            refuse_huge(self.channels[name].surrogate_with(rows, decoded), f"{name}'s surrogate")
+            self.channels[name].refuse_surrogate(rows, decoded, f"{name}'s surrogate")
         elif reply.kind != Kind.READY or reply.step != ready or reply.packets:
             raise ProtocolError(
                 f"{name}: expected an empty READY for step {ready}, as it was told to hold, got {reply.kind.name} for "

@@ -55,10 +55,13 @@ class Reader:
 
     def number(self, what: str) -> int:
         """Return a LEB128 number below 2^63; only its shortest form is accepted."""
-        place = self.place
-        if place < len(self.data) and (value := self.data[place]) < 0x80:  # nearly all of them
+        place, left = self.place, len(self.data) - self.place
+        if left and (value := self.data[place]) < 0x80:  # nearly all have one byte or two
             self.place = place + 1
             return value
+        if left > 1 and 0 < (high := self.data[place + 1]) < 0x80:
+            self.place = place + 2
+            return value & 0x7F | high << 7
         value = self.byte(what) & 0x7F
         for shift in range(7, 63, 7):
             byte = self.byte(what)
@@ -83,6 +86,8 @@ def number(value: int) -> bytes:
     """
     if value < 0x80:
         return bytes((value,))
+    if value < 0x4000:  # as nearly all are
+        return bytes((value & 0x7F | 0x80, value >> 7))
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
