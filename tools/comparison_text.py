@@ -30,7 +30,8 @@ Means over the seeds, of some of the methods. Dotted lines: the target, and the 
 - **Bytes** are those of encoded messages, both directions, all parties. A party that sits next to the server sends
   none.
 - **Metrics** are those of test rows, of the model that is best on validation rows: within the budget, or of the whole
-  run.
+  run. Held-out rows are predicted from exact representations; where there is no memory (C-VFL and randomised top-k), also
+  from compressed ones, which is what the fusion model has learnt from, and the better way by validation rows counts.
 - **Seconds are arithmetic, no measurement**: rounds and bytes, on a line of {megabits} Mbit/s each way and
   {milliseconds} ms for a round trip that every party has for itself. Computing is left out, and rounds follow one
   another. What a real line makes of some of these methods, and what windows save, is [measured

@@ -30,6 +30,7 @@ class Entrant:
     method: Mapping[str, Any]
     agreement: Mapping[str, Any] = field(default_factory=dict)
     narrower: int = 1  # times: the representation
+    predicts: Mapping[str, Any] | None = None  # compressor of held-out rows, beside predicting from exact ones
     late: bool = False  # one party is, and a step is taken without it
 
     def change(self, contest: Contest, parties: list[str]) -> dict[str, Any]:
@@ -47,7 +48,10 @@ class Entrant:
 def _compressed(family: Family, what: str, compressor: Mapping[str, Any], **others: Any) -> Entrant:
     name = {"C-VFL": "cvfl", "EF-VFL": "efvfl"}[family]
     title = what if what.startswith("randomised") else f"{family}, {what}"
-    return Entrant(title, family, {"name": name, "compressor": dict(compressor), "down": DOWN}, **others)
+    method = {"name": name, "compressor": dict(compressor), "down": DOWN}
+    # Without memory the fusion model learns from compressed rows alone; what is drawn at random is for training.
+    predicts = (TOP_K if compressor is RANDOM else compressor) if family == "C-VFL" else None
+    return Entrant(title, family, method, predicts=predicts, **others)
 
 
 # What both ends remember of the last batches, for updates between two rounds.

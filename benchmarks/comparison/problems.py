@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.tables import problems as tables
 from benchmarks.tables.training import encoded
+from efvfl.compress import Compressor, decode
 from efvfl.config.run_file import RunConfig, read
 from efvfl.config.table_defaults import TABLES
+from efvfl.core.local_model import evaluating
 from efvfl.data import Dataset, catalogue
 from efvfl.runs import metrics
 from efvfl.training import measure
@@ -20,6 +23,7 @@ from efvfl.training.federation import Federation
 from efvfl.training.measure import Split
 
 Table = Mapping[str, Any]
+KEY = 1  # of what is drawn while held-out rows are compressed
 
 
 @dataclass(frozen=True)
@@ -43,14 +47,33 @@ class Contest:
         model = {"width": self.width} | settings.get("model", {}) | change.get("model", {})
         return read(RunConfig, settings | fixed | dict(change) | {"model": model}, self.name)
 
-    def score(self, federation: Federation, rows: Split | None) -> float:
-        """Return the metric of these rows, with exact representations."""
+    def score(self, federation: Federation, rows: Split | None, compressor: Compressor | None = None) -> float:
+        """Return the metric of these rows, with exact representations, or compressed ones, a batch at a time."""
         assert rows is not None, "all problems have validation and test rows"
-        output = measure.predict(federation.models, federation.fusion, rows.features)
+        if compressor is None:
+            output = measure.predict(federation.models, federation.fusion, rows.features)
+        else:
+            size = federation.server.batches.size
+            output = torch.cat([_from_compressed(federation, x, compressor) for x in _batches(rows, size)])
         if self.metric == "accuracy":
             return float((output.argmax(dim=1) == rows.labels).double().mean())
         shares = torch.sigmoid(output.double()).squeeze(1).numpy()
         return float(metrics.binary(rows.labels.numpy(), shares)["auc"])
+
+
+def _batches(rows: Split, size: int) -> Iterator[list[Tensor]]:
+    """Yield the columns of all parties, so many rows at a time."""
+    for start in range(0, len(rows.labels), size):
+        yield [x[start : start + size] for x in rows.features]
+
+
+def _from_compressed(federation: Federation, columns: Sequence[Tensor], compressor: Compressor) -> Tensor:
+    """Return the output from representations that are compressed on their own, as in C-VFL's training."""
+    exact = [measure.represent(model, x) for model, x in zip(federation.models, columns, strict=True)]
+    received = [torch.from_numpy(decode(compressor.encode(h.numpy(), KEY)).copy()) for h in exact]
+    with torch.no_grad(), evaluating([federation.fusion]):
+        output: Tensor = federation.fusion(received, None)
+    return output
 
 
 HELD_OUT = 0.2  # of the rows of a table that are not test rows, for validation
