@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -130,6 +131,8 @@ def section(found: Found, contest: Contest, of: Mapping[str, Standing]) -> str:
 def cell(one: Standing, measure: Measure, accuracy: bool, best: bool) -> str:
     """Return a mean with its deviation, or how many seeds got there."""
     value = one.mean(measure)
+    if value is None and measure.unit not in ("", "MB"):
+        return ""  # said in the column before
     if value is None:
         return f"{len(one.values(measure))} of {len(one.runs)} seeds"
     text = shown(measure, value, accuracy)
@@ -247,13 +250,13 @@ def draw(found: Found) -> Figure:
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, fontsize=13, loc="outside lower center", ncols=4)
     figure.suptitle(
-        "What a megabyte buys: validation metric by megabytes sent, both directions", color=INK, fontsize=17
+        "What a megabyte buys: best validation metric so far by megabytes sent, both directions", color=INK, fontsize=17
     )
     return figure
 
 
 def _panel(axes: Any, found: Found, contest: Contest) -> None:
-    wanted, floor = target(found, contest.name), 0.5 if contest.metric == "auc" else 0.0
+    wanted = target(found, contest.name)
     of, top = standings(found, contest.name), 0.0
     for name, (colour, line) in SHOWN.items():
         if name not in of:
@@ -264,20 +267,21 @@ def _panel(axes: Any, found: Found, contest: Contest) -> None:
         axes.plot(sizes, values, label=name, color=colour, linestyle=line, linewidth=3 if name.startswith("EF") else 2)
     axes.axhline(wanted, color=SOFT, linewidth=1.2, linestyle=":")
     axes.axvline(budget(found, contest.name) / 1e6, color=SOFT, linewidth=1.2, linestyle=":")
-    bottom = floor + 0.6 * (wanted - floor)
+    bottom = contest.chance + 0.6 * (wanted - contest.chance)
     axes.set(title=contest.name, xscale="log", ylim=(bottom, top + 0.05 * (top - bottom)))
     axes.set_xlabel("MB sent", fontsize=12)
-    axes.set_ylabel("AUC" if floor else "accuracy", fontsize=12)
+    axes.set_ylabel("AUC" if contest.metric == "auc" else "accuracy", fontsize=12)
     axes.title.set_fontsize(15)
     axes.tick_params(labelsize=11)
     tidy(axes)
 
 
 def mean_curve(runs: list[Curve]) -> tuple[list[float], list[float]]:
-    """Return megabytes and the metric of validation rows, means over the runs at every evaluation."""
+    """Return megabytes, and the best metric of validation rows so far, means over the runs at every evaluation."""
     together = list(zip(*(run.points for run in runs), strict=False))
     sizes = [mean(sent(point) for point in points) / 1e6 for points in together]
-    return sizes, [mean(point.validation for point in points) for points in together]
+    best = [list(accumulate((point.validation for point in run.points), max)) for run in runs]
+    return sizes, [mean(values) for values in zip(*best, strict=False)]
 
 
 def main() -> None:

@@ -6,9 +6,9 @@ TEXT = """# The comparison
 target is reached. Everything on this page is made by `python -m tools.comparison` from
 `benchmarks/results/comparison.jsonl`, which `python -m benchmarks.comparison` trains ([how](#do-it-again)). {done}
 
-![Validation metric by megabytes sent, on {problems} problems]({picture})
+![Best validation metric so far by megabytes sent, on {problems} problems]({picture})
 
-Means over the seeds, of some of the methods. Dotted lines: the target, and the budget.
+Some of the methods, the best metric so far, means over the seeds. Dotted lines: the target, and the budget.
 
 {losses}
 
@@ -24,14 +24,15 @@ Means over the seeds, of some of the methods. Dotted lines: the target, and the 
   half a run with seed {tuning_seed}. Chosen is the rate that reaches the target soonest, in rounds, among those whose
   best metric is within {close} of the best of the grid. It is {edges}. Nothing else was tuned, for no method, and
   test rows were not looked at before.
-- **The target** is {target_share} of the best metric of validation rows that SVFL reached in these short runs. A run
-  has reached it at the first evaluation that is there; a mean is given where all seeds have.
+- **The target** is {target_share} of the way from a guess to the best metric of validation rows that SVFL reached in
+  these short runs. A run has reached it at the first evaluation that is there; a mean is given where all seeds have.
 - **The budget** is {budget_share} of the bytes that SVFL sends in a whole run.
 - **Bytes** are those of encoded messages, both directions, all parties. A party that sits next to the server sends
   none.
 - **Metrics** are those of test rows, of the model that is best on validation rows: within the budget, or of the whole
-  run. Held-out rows are predicted from exact representations; where there is no memory (C-VFL and randomised top-k), also
-  from compressed ones, which is what the fusion model has learnt from, and the better way by validation rows counts.
+  run. Held-out rows are predicted from exact representations; where there is no memory (C-VFL and randomised top-k),
+  also from compressed ones, which is what the fusion model has learnt from, and the better way by validation rows
+  counts.
 - **Seconds are arithmetic, no measurement**: rounds and bytes, on a line of {megabits} Mbit/s each way and
   {milliseconds} ms for a round trip that every party has for itself. Computing is left out, and rounds follow one
   another. What a real line makes of some of these methods, and what windows save, is [measured

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-from benchmarks.comparison.jobs import REFERENCE, Found, chosen_rate, target
+from benchmarks.comparison.jobs import REFERENCE, Found, chosen_rate, target, tuning
 from benchmarks.comparison.methods import ENTRANTS
 from benchmarks.comparison.training import SEEDS, Curve, Point
 from efvfl.runs.line import Line, PartyRound, Round, run_seconds
@@ -114,11 +114,12 @@ def standings(found: Found, problem: str) -> dict[str, Standing]:
     most, wanted = budget(found, problem), target(found, problem)
     out = {}
     for method in ENTRANTS:
-        if not any(key[:2] == (problem, method) and not key[-1] for key in found):
+        if not tuning(found, problem, method):
             continue
         rate = chosen_rate(found, problem, method)
         curves = [found[key] for seed in SEEDS if (key := (problem, method, rate, seed, False)) in found]
-        out[method] = Standing(method, rate, tuple(measured(curve, most, wanted) for curve in curves))
+        if curves:
+            out[method] = Standing(method, rate, tuple(measured(curve, most, wanted) for curve in curves))
     return out
 
 
