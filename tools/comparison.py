@@ -109,7 +109,7 @@ def section(found: Found, contest: Contest, of: Mapping[str, Standing]) -> str:
     lead = (
         f"{capital(contest.about)}. {contest.rounds} rounds, evaluated every {contest.every}; rates {rates}. Target: "
         f"an {'accuracy' if accuracy else 'AUC'} of {goal} on validation rows. Budget: {most:.2f} MB. "
-        "Bold: the best mean."
+        f"Bold: the best mean of {max(len(one.runs) for one in of.values())} seeds."
     )
     headings = [
         "method",
