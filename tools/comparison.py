@@ -136,8 +136,10 @@ def cell(one: Standing, measure: Measure, accuracy: bool, best: bool) -> str:
     if value is None:
         return f"{len(one.values(measure))} of {len(one.runs)} seeds"
     text = shown(measure, value, accuracy)
+    digits = len(text.partition(".")[2])  # a deviation has as many
+    spread = f"{one.deviation(measure) * (100 if measure.larger and accuracy else 1):.{digits}f}"
     text = f"**{text}**" if best else text
-    return f"{text} ± {shown(measure, one.deviation(measure), accuracy)}" if len(one.runs) > 1 else text
+    return f"{text} ± {spread}" if len(one.runs) > 1 else text
 
 
 def short(problems: Mapping[str, Mapping[str, Standing]]) -> str:
@@ -181,13 +183,13 @@ def capital(text: str) -> str:
 def verdict(won: list[str], lost: list[str]) -> str:
     """Return a sentence of two lists."""
     if not lost:
-        return "nobody is better on any."
-    best = f"; best on {', '.join(won)}." if won else "; best on none."
+        return "none of them is ahead on any problem."
+    best = f"; none of them is ahead on {', '.join(won)}." if won else "."
     return f"it loses on {', on '.join(lost)}{best}"
 
 
 def lost_to(of: Mapping[str, Standing], measure: Measure, accuracy: bool) -> str:
-    """Return who is better than the recommended method, by how much and in how many seeds; empty: nobody."""
+    """Return who is ahead of the recommended method, by how much and in how many seeds; empty: nobody that shows."""
     others = {name: one for name, one in of.items() if ENTRANTS[name].family != "EF-VFL"}
     best, ours = leader(others, measure), of[OURS].mean(measure)
     if best is None:
