@@ -154,6 +154,8 @@ def test_mistakes_in_experiments_are_answered(text: str, error: str) -> None:
 def test_unknown_experiments_are_answered(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no experiment 'minst'\. Did you mean 'mnist'"):
         load("minst")
+    with pytest.raises(ConfigError, match=r"run `python -m benchmarks\.comparison`"):
+        load("comparison")
     with pytest.raises(ConfigError, match="cannot read"):
         load(str(tmp_path / "none.toml"))
     path = tmp_path / "mine.toml"

@@ -58,6 +58,9 @@ COMMANDS: dict[str, list[str]] = {
         "tests/cli/test_next_month.py::test_all_end_well",
         "tests/cli/test_attack.py::test_a_folder_is_not_trained_again",
     ],
+    "docs/comparison.md": [
+        "tests/project/test_comparison.py::test_every_method_trains_and_what_is_done_is_not_done_again"
+    ],
     "docs/deploy.md": ["tests/cli/test_federation.py::test_predict_ids"],
     "docs/first-day.md": ["tests/project/test_first_day.py::test_every_command_of_the_page_is_played"],
     "docs/first-federation.md": ["tests/project/test_blocks.py::test_files_and_commands_of_a_tutorial"],

@@ -19,6 +19,10 @@ from efvfl.errors import ConfigError, describe, nearest
 from efvfl.experiments import grid
 from efvfl.experiments.shorter import with_epochs
 
+ELSEWHERE = {  # what needs more than the package has
+    "comparison": "the comparison has tables that are not part of the package: in a checkout, run `python -m "
+    "benchmarks.comparison`, and then `python -m tools.comparison` for docs/comparison.md."
+}
 FORMAT = 1  # of results: increased when the same configuration means a different run
 
 
@@ -205,6 +209,8 @@ def load(task: str) -> Sweep:
             return parse(path.read_text(encoding="utf-8"), path.stem, path.resolve().parent)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read {path}: {error}") from error
+    if task in ELSEWHERE:
+        raise ConfigError(ELSEWHERE[task])
     if task not in tasks():
         raise ConfigError(f"there is no experiment {task!r}. {nearest(task, tasks())}")
     return parse((resources.files("efvfl") / "experiments" / f"{task}.toml").read_text(encoding="utf-8"), task)
