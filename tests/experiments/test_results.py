@@ -40,7 +40,7 @@ def test_only_compact_files_are_committed() -> None:
     if listed.returncode:
         pytest.skip("not a git repository")
     assert listed.stdout.split() == [str(path.relative_to(ROOT)) for path in COMMITTED]
-    assert sum(len(read_compact(path)) for path in COMMITTED) >= 210
+    assert sum(len(read_compact(path)) for path in COMMITTED) >= 252
 
 
 @pytest.fixture(scope="module")
