@@ -82,6 +82,17 @@ def test_a_run_that_is_restored_while_somebody_is_away_ends_alike(labels: str, s
     assert same(everything(whole), everything(rest))
 
 
+def test_simulated_time_goes_on_in_a_run_with_absences_that_is_restored(tmp_path: Path) -> None:
+    speeds = {"party1": 2.0, "party3": 5.0}
+    whole, half, rest = (federation(report_seconds=speeds) for _ in range(3))
+    [*_, expected] = whole.fit(4)
+    half.fit(2)
+    checkpoint.save(tmp_path / "c", half.state_dict())
+    rest.load_state_dict(checkpoint.load(tmp_path / "c"))
+    [*_, record] = rest.fit(4)
+    assert record.simulated_seconds == expected.simulated_seconds > 16 * 4
+
+
 @pytest.mark.parametrize(
     ("given", "error"),
     [

@@ -156,13 +156,12 @@ class LocalTransport:
         self._late = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return who is away, or what time it is, where that is simulated; parties save what is under way."""
-        if self.absences.away:
-            return {"away": sorted(self.away), "asked": self._asked}
-        if self.times is None:
-            return {}
-        arrivals = [[name, step, moment] for (name, step), moment in self._arrivals.items()]
-        return {"times": self.times.state_dict(), "arrivals": arrivals}
+        """Return who is away and what time it is, where that is simulated; parties save what is under way."""
+        state: dict[str, Any] = {"away": sorted(self.away), "asked": self._asked} if self.absences.away else {}
+        if self.times:
+            arrivals = [[name, step, moment] for (name, step), moment in self._arrivals.items()]
+            state |= {"times": self.times.state_dict(), "arrivals": arrivals}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
