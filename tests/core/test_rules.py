@@ -59,6 +59,7 @@ BROKEN: list[tuple[Choices, dict[str, Any] | None]] = [
         Choices(on_missing="stale", first=True),
         {"network": {"on_missing": "stale"}, "method": {"first": {"name": "sign"}}},
     ),
+    (Choices(Agreement(pipeline=True), away=True), None),
     (Choices(decides=True, on_missing="stale"), {"patience": 3, "network": {"on_missing": "stale"}}),
     (
         Choices(evaluation="compressed", on_missing="stale"),

@@ -131,4 +131,10 @@ def test_what_several_parties_get_is_counted_once_beside_every_copy(labels: str)
     [record] = run.fit(2, observe_every=2)
     assert record.bytes_down_once == expected[0]
     assert (record.bytes_down_once < 0.7 * record.bytes_down) == (labels == "shared")
-    assert run.driver.state_dict()["bytes_down_once"] == record.bytes_down_once
+    restored = problem(efvfl(TopK(0.2), down=QSGD(4)), batch_size=16, agreement=agreement, label_holder="party3")
+    restored.load_state_dict(run.state_dict())
+    assert restored.record().bytes_down_once == record.bytes_down_once
+    state = run.driver.state_dict()
+    del state["copies"]
+    run.driver.load_state_dict(state)
+    assert math.isnan(run.record().bytes_down_once), "what a record cannot know is NaN"

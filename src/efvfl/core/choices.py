@@ -37,6 +37,7 @@ class Choices:
     balanced: bool = False  # whether weights of classes follow from labels
     mapped: bool = False
     on_missing: str = "wait"
+    away: bool = False  # whether one process plays a party that is away for some steps
     decides: bool = False  # whether patience or a plateau decides by the loss of validation rows
     evaluation: str | None = None  # None: as it is best
     missing: bool = False  # whether some parties lack some rows

@@ -194,6 +194,13 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.on_missing == "stale" and c.first,
     ),
     Rule(
+        "away",
+        "pipeline",
+        "a run that is restored would have to know which of a party's reports were under way when it left",
+        "Use one of the two",
+        lambda c: c.away and c.agreement.pipeline,
+    ),
+    Rule(
         "patience or ReduceLROnPlateau",
         "on_missing = 'stale'",
         "a party that is away cannot be told to keep its model, or which rate it has",

@@ -26,7 +26,7 @@ from efvfl.training.schedule import Schedule
 from efvfl.training.step_notes import StepNotes
 from efvfl.training.stopping import Stopping
 from efvfl.training.transport import Transport
-from efvfl.wire.ledger import size_once
+from efvfl.wire.ledger import copies
 from efvfl.wire.message import Message
 
 Observer = Callable[[], Observation]
@@ -69,7 +69,7 @@ class Driver:
         self.seconds = 0.0  # wall time of the steps
         self.computing = 0.0  # seconds of it that the server itself computed, in this process
         self.paper_bits = 0
-        self.bytes_down_once = 0  # with what several parties get counted once
+        self.copies: float = 0  # bytes of what several parties were sent, beyond the first copy; NaN: not known
         self.arrivals = Arrivals(server.plan.names)  # whose reports each step took, where parties are asynchronous
         self._losses: list[float] = []  # of the epoch under way
         self._absent: dict[str, list[list[int]]] = {}  # since the last record
@@ -168,7 +168,7 @@ class Driver:
             bytes_down=ledger.total("down"),
             ledger=ledger.table(),
             paper_bits=self.paper_bits,
-            bytes_down_once=self.bytes_down_once,
+            bytes_down_once=ledger.total("down") - self.copies,
             absent=self._absent,
             seconds=self.seconds,
             window=window,
@@ -183,7 +183,7 @@ class Driver:
             "losses": list(self._losses),
             "seconds": self.seconds,
             "paper_bits": self.paper_bits,
-            "bytes_down_once": self.bytes_down_once,
+            "copies": self.copies,
             "absent": self._absent,
             "due": self._due,
             "end": list(self._end),
@@ -197,13 +197,13 @@ class Driver:
         """Go on from a saved state."""
         self._losses = [float(loss) for loss in state["losses"]]
         self.seconds, self.paper_bits = float(state["seconds"]), int(state["paper_bits"])
-        self.bytes_down_once = int(state.get("bytes_down_once", 0))  # not in what 0.3 saved
+        self.copies = state.get("copies", NAN)  # earlier states have none
         self._absent = {name: [list(span) for span in spans] for name, spans in state["absent"].items()}
         self._due, self._draining = bool(state["due"]), bool(state["draining"])
         step, epochs = state.get("end", (0, 0))
         self._end = (int(step), int(epochs))
         self.arrivals.load_state_dict(state.get("arrivals", []))
-        if "notes" in state:  # not in what 0.3 saved
+        if "notes" in state:  # earlier states have none
             self.notes.load_state_dict(state["notes"])
         if self.examination:
             self.examination.load_state_dict(state["examination"])
@@ -275,7 +275,7 @@ class Driver:
             [name for name in self.transport.back() if name in self.server.attendance.away] if not self.reports else []
         )
         messages = messages | {name: self.server.rejoin(name, hold) for name in back} if back else messages
-        self.bytes_down_once += size_once(messages, self.transport.here)
+        self.copies += copies(messages, self.transport.here)
         if messages or not hold:  # with nobody here there is nobody to hold
             self.transport.post(messages)
 

@@ -106,8 +106,6 @@ def federate(
         mapped=None if setup.mapped is None else Path(setup.mapped),
         stale=bool(setup.away),
     )
-    if setup.away and plan.agreement.window > 1:
-        raise ConfigError("away: expected one step under way at a time, got a pipeline: leave one of them out.")
     rules.check(_choices(plan, setup, training, exact=len(splits) > 1 and not training.by_messages))
     _check_parts(plan, splits, local, fusion)
     later = {name: splits[name] for name in plan.held_out}
@@ -170,6 +168,7 @@ def _choices(plan: Plan, setup: Setup, training: Training, exact: bool) -> rules
         chosen,
         combine=setup.combine,
         on_missing="stale" if setup.away else "wait",
+        away=bool(setup.away),
         widths=tuple(plan.widths),
         protect=setup.protect.on,
         releases=setup.protect.releases,

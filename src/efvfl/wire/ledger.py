@@ -6,28 +6,25 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from efvfl.wire.message import FUSION, Kind, Message
+from efvfl.wire.message import FUSION, KIND_NAMES, Message
 from efvfl.wire.packet import length
 
 Direction = Literal["up", "down"]  # up: from a party to the server
 
-_KINDS = {kind: kind.name.lower() for kind in Kind}
 
+def copies(messages: Mapping[str, Message], here: Collection[str] = ()) -> int:
+    """Return the bytes of packets in these messages beyond the first copy of each, as several parties get the same.
 
-def size_once(messages: Mapping[str, Message], here: Collection[str] = ()) -> int:
-    """Return the bytes of these messages if a packet that several parties get were sent once, as to all over the air.
-
-    The paper counts a broadcast so (Table 1); the ledger counts every copy. Those in `here` cost no bytes.
+    The paper counts a broadcast once (Table 1); the ledger counts every copy. Those in `here` cost no bytes.
     """
     total, seen = 0, set()
     for name, message in messages.items():
         if name in here:
             continue
-        total += message.size
         for block, group in message.packets.items():
             for packet in group:
                 if id(packet) in seen:
-                    total -= length(block) + packet.size
+                    total += length(block) + packet.size
                 seen.add(id(packet))
     return total
 
@@ -46,7 +43,7 @@ class Ledger:
             separate = sum(length(FUSION) + packet.size for packet in message.packets[FUSION])
             self.bytes[direction, party, "digest" if direction == "up" else "fusion"] += separate
             size -= separate
-        self.bytes[direction, party, _KINDS[message.kind]] += size
+        self.bytes[direction, party, KIND_NAMES[message.kind]] += size
 
     def total(self, direction: Direction, party: str | None = None) -> int:
         """Return the bytes in one direction, of one party or of all parties."""

@@ -46,6 +46,7 @@ class Kind(IntEnum):
 
 
 _LAST: Final = max(Kind)
+KIND_NAMES: Final[Mapping[int, str]] = {kind: kind.name.lower() for kind in Kind}  # as ledgers and logs write them
 
 
 @dataclass(frozen=True, slots=True)

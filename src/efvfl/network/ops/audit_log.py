@@ -19,7 +19,7 @@ from efvfl.network.links.frame import Frame, FrameKind
 from efvfl.network.links.framing import HEAD
 from efvfl.network.links.socket_bytes import SocketBytes
 from efvfl.util.files import private
-from efvfl.wire.message import Kind
+from efvfl.wire.message import KIND_NAMES
 from efvfl.wire.packet import Reader, length
 
 FILE = "ledger.jsonl"
@@ -65,7 +65,6 @@ CONTENTS = {
 }
 
 LACKING = b"\x02["  # how an answer begins that says which ids a party lacks
-_MESSAGE_KINDS = {int(kind): kind.name.lower() for kind in Kind}
 _ALIGNMENT_KINDS = {bytes((kind,)): kind.name.lower() for kind in AlignmentKind}
 
 
@@ -165,7 +164,7 @@ def _kind_and_step(frame: Frame) -> tuple[str, int | None]:
         try:
             reader = Reader(frame.body[:16])
             reader.take(3, "a message's start")
-            return _MESSAGE_KINDS[reader.byte("its kind") >> 1], reader.number("its step")
+            return KIND_NAMES[reader.byte("its kind") >> 1], reader.number("its step")
         except (WireError, LookupError):
             return "unreadable", None
     kind = frame.kind.name.lower()
