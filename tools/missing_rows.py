@@ -8,12 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from benchmarks.tables.missing import ALONE, CANDIDATES, CASES, INTERSECTION, MODELS, OURS, SHARES
+from benchmarks.tables.missing import ALONE, CANDIDATES, CASES, DEFAULT, INTERSECTION, MODELS, OURS, TRIED
 from benchmarks.tables.problems import TEST
 from numpy.typing import NDArray
 from tools.tables import END, Found, cell, complete, plain_error, read, standard_error, values, with_part
 
-from efvfl.core.subsets import WHOLE
 from efvfl.util.files import write_atomically
 
 PAGE = Path(__file__).parent.parent / "docs" / "subsets.md"
@@ -81,16 +80,19 @@ def verdicts(found: Found) -> list[str]:
 
 
 def choice_table(found: Found) -> list[str]:
-    """Return what was tried on validation rows, by the share of a row's loss that is that of all present."""
-    lines = ["| validation rows | share | splits | AUC less that of the intersection | AUC, label holder alone |"]
-    lines.append("| --- |" + " ---: |" * 4)
+    """Return what was tried on rows that the benchmark does not have, beside the better of the other two models."""
+    lines = [
+        "| rows not in the tables above | loss | splits | AUC | less the better one | AUC, label holder alone |",
+        "| --- | --- |" + " ---: |" * 4,
+    ]
     for case in found:
-        for what, share in SHARES.items():
-            apart = np.subtract(values(found, case, what, "auc"), values(found, case, INTERSECTION, "auc"))
-            alone = values(found, case, what, "alone_auc")
-            default = " (default)" if share == WHOLE else ""
+        rival = max((ALONE, INTERSECTION), key=lambda what: float(np.mean(values(found, case, what, "auc"))))
+        for what in TRIED:
+            scores, alone = (values(found, case, what, score) for score in ("auc", "alone_auc"))
+            apart = np.subtract(scores, values(found, case, rival, "auc"))
             lines.append(
-                f"| {case} | {share:.0%}{default} | {len(apart)} | {np.mean(apart):+.4f} | {np.mean(alone):.4f} |"
+                f"| {case} | {what}{' (default)' if what == DEFAULT else ''} | {len(apart)} | {np.mean(scores):.4f} "
+                f"| {np.mean(apart):+.4f} ± {plain_error(apart):.4f} | {np.mean(alone):.4f} |"
             )
     return lines
 

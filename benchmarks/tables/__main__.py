@@ -5,7 +5,7 @@
     python -m benchmarks.tables small     # whether few rows ask for others, on validation rows
     python -m benchmarks.tables curve     # how compression trades against epochs, on validation rows
     python -m benchmarks.tables missing   # rows that parties lack, on test rows
-    python -m benchmarks.tables missing-choose  # what was tried for them, on validation rows
+    python -m benchmarks.tables missing-choose  # what was tried for them, on other rows of these tables
 
 Each writes a file in benchmarks/results; what is in it is not trained again. The pages are made from them by
 `python -m tools.tables` and `python -m tools.missing_rows`. More splits where five do not tell:

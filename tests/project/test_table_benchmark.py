@@ -1,19 +1,22 @@
 """The benchmark of tables: what it compares, and the page that is made of its results."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import polars
 import pytest
+import torch
 from benchmarks.tables import choose, curve, missing, small
 from benchmarks.tables import jobs as command
 from benchmarks.tables.__main__ import main
-from benchmarks.tables.problems import PROBLEMS, Problem, breast
+from benchmarks.tables.problems import MOST_ROWS, PROBLEMS, Problem, breast, credit
 from benchmarks.tables.rivals import RIVALS
 from benchmarks.tables.training import federated, one_place, run_config
 from tools import missing_rows, tables
 
+from efvfl.core.subsets import draw
 from efvfl.data.tables.bins import MOST_BINS
 
 STEEP = {"name": "AdamW", "lr": 0.01, "scheduler": {"name": "ExponentialLR", "gamma": 0.1}}
@@ -34,6 +37,17 @@ def test_so_is_the_part_about_rows_that_parties_lack() -> None:
     seeds = {int(seed) for runs in tables.read("_missing").values() for by_seed in runs.values() for seed in by_seed}
     assert seeds <= set(command.SEEDS)
     assert not seeds & set(missing.CHOICE_SEEDS)
+
+
+@pytest.mark.skipif("EFVFL_DATA" not in os.environ, reason="needs the credit table in EFVFL_DATA")
+def test_other_rows_of_credit_are_those_that_the_benchmark_does_not_have() -> None:
+    whole, first, others = credit(None), credit(), credit(others=True)
+    assert len(first.classes) == MOST_ROWS
+    assert polars.concat([first.frame, others.frame]).equals(whole.frame)
+    assert [*first.classes, *others.classes] == whole.classes.tolist()
+    train, held = others.draw(missing.TRAINED_ON, seed=1)
+    assert len(train) == 5_600
+    assert sorted([*train, *held]) == list(range(len(others.classes)))
 
 
 def test_results_are_of_the_jobs_and_the_choice_is_of_other_seeds() -> None:
@@ -119,8 +133,13 @@ def test_models_with_rows_missing_train(monkeypatch: pytest.MonkeyPatch) -> None
     found = {what: missing.train("toy", what, 5) for what in missing.MODELS}
     assert found[missing.OURS].auc > found[missing.ALONE].auc
     assert found[missing.OURS].alone_auc > 0.5
-    (share,) = (name for name, value in missing.SHARES.items() if value == 0.9)
-    assert missing.choose("toy", share, 0).auc > 0.5
+    monkeypatch.setattr(missing, "CHOICE_CASES", missing.CASES)
+    monkeypatch.setattr(missing, "TRAINED_ON", 80)
+    tried = {what: missing.choose("toy", what, 0).auc for what in missing.CANDIDATES}
+    assert min(tried.values()) > 0.5
+    with missing.Weights(whole=0.9).in_use():
+        assert draw(torch.ones(1, 2), key=0).weights.tolist() == pytest.approx([2 * 0.1, 2 * 0.9])
+    assert draw(torch.ones(1, 2), key=0).weights.tolist() == pytest.approx([2 * 2 / 3, 2 / 3])
     missing._table.cache_clear()
 
 

@@ -218,9 +218,8 @@ def head_loss(
     if tasks:
         parts = torch.split(joined, list(present.widths), dim=1)
         joined, mask = fusion.combine([part.index_select(0, tasks.rows) for part in parts], tasks.masks), tasks.masks
-        targets = tasks.targets(targets)
     output = head_output(fusion, fusion.head_input(joined, mask), key, keep_buffers)
-    return loss(output, targets.labels, targets.weights)
+    return tasks.loss(output, targets, loss) if tasks else loss(output, targets.labels, targets.weights)
 
 
 def head_output(fusion: Fusion, combined: Tensor, key: int, keep_buffers: bool = False) -> Tensor:

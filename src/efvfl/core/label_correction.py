@@ -30,7 +30,7 @@ def corrected(loss: Loss, mechanism: Mechanism) -> Loss:
             "for which it is not known: set label_correction to false."
         )
     each = _Forward(mechanism, inner.labels == "shares")
-    made = replace(inner, function=each.mean, each=each)
+    made = replace(inner, function=each.mean, each=each, like=None)
     return replace(made if weights is None else weighted(made, weights), truth=loss)
 
 

@@ -33,6 +33,9 @@ class Loss:
     truth: Loss | None = None  # what is measured on true labels, where this one is for randomised ones
     # Further metrics that records have, by name.
     more: Mapping[str, Callable[[Tensor, Tensor], float]] = field(default_factory=dict, compare=False)
+    # (output, other) -> (rows, ...): the losses of rows if what another output says were their labels. With it, subsets
+    # of parties learn in part from what all predict.
+    like: Callable[[Tensor, Tensor], Tensor] | None = None
 
     @property
     def on_truth(self) -> Loss:
@@ -135,13 +138,37 @@ def _of_each(function: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tens
     return partial(function, reduction="none")
 
 
+def _like_classes(output: Tensor, other: Tensor) -> Tensor:
+    return F.cross_entropy(output, other.softmax(dim=1), reduction="none")
+
+
+def _like_shares(output: Tensor, other: Tensor) -> Tensor:
+    return _binary(output, other.sigmoid(), reduction="none")
+
+
 LOSSES = {
     loss.name: loss
     for loss in (
-        Loss("cross_entropy", F.cross_entropy, "accuracy", _accuracy, "classes", _of_each(F.cross_entropy)),
-        Loss("binary_cross_entropy", _binary, "accuracy", _binary_accuracy, "shares", _of_each(_binary)),  # on logits
-        Loss("mse", _mse, "r2", _r2, "numbers", _of_each(_mse)),
-        Loss("huber", _huber, "r2", _r2, "numbers", _of_each(_huber)),
+        Loss(
+            "cross_entropy",
+            F.cross_entropy,
+            "accuracy",
+            _accuracy,
+            "classes",
+            _of_each(F.cross_entropy),
+            like=_like_classes,
+        ),
+        Loss(
+            "binary_cross_entropy",  # on logits
+            _binary,
+            "accuracy",
+            _binary_accuracy,
+            "shares",
+            _of_each(_binary),
+            like=_like_shares,
+        ),
+        Loss("mse", _mse, "r2", _r2, "numbers", _of_each(_mse), like=_of_each(_mse)),
+        Loss("huber", _huber, "r2", _r2, "numbers", _of_each(_huber), like=_of_each(_huber)),
     )
 }
 
@@ -149,7 +176,7 @@ LOSSES = {
 def weighted(loss: Loss, weights: Tensor) -> Loss:
     """Return a loss of classes in which every row counts with the weight of its class."""
     each = _OfClasses(loss, weights)
-    return replace(loss, function=each.mean, each=each)
+    return replace(loss, function=each.mean, each=each, like=None)  # what others predict has no one class
 
 
 def class_weights_of(loss: Loss) -> tuple[Loss, Tensor | None]:

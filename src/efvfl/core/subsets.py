@@ -2,8 +2,12 @@
 
 This is not part of the paper. It follows LASER-VFL (Valdeira, Wang and Chi, arXiv 2410.22564): to predict a row from
 any subset of the n parties that have it is a task, of which there are 2^n - 1. One subset of each size s stands for all
-C(n, s) of that size, so that their weighted loss is an unbiased estimate of the mean over a row's tasks. The loss of
-all that are present counts as much again as that mean: with many parties it would else be next to nothing.
+C(n, s) of that size, so that their weighted loss is an unbiased estimate of the sum over a row's tasks. The loss of all
+that are present is a third of a complete row's: with many parties it would else be next to nothing. A smaller subset
+weighs alike at every row, also where others have the row, so that it learns from as many rows as it would by itself.
+
+A smaller subset learns in part from what all that are present predict (Hinton, Vinyals and Dean, arXiv 1503.02531):
+that is known at the server anyway, and says more of a row than its label does.
 """
 
 from __future__ import annotations
@@ -15,10 +19,12 @@ from math import comb
 import torch
 from torch import Tensor
 
+from efvfl.core.losses import Loss
 from efvfl.core.targets import Targets
 from efvfl.util.rng import uniforms
 
-WHOLE = 0.5  # the share of a row's loss that is that of all who are present, beside their task
+WHOLE = 1 / 3  # the share of a complete row's loss that is that of all parties
+TAUGHT = 0.7  # the share of a smaller subset's loss that is by the prediction of all who are present, not by the label
 
 
 @dataclass(frozen=True)
@@ -28,13 +34,18 @@ class Tasks:
     rows: Tensor  # of the batch, shape (tasks,)
     masks: Tensor  # who is in the subset, 0 or 1, shape (tasks, parties)
     weights: Tensor  # such that a mean over tasks is one over rows, float64, shape (tasks,)
+    teachers: Tensor  # the task of all who are present at the row, shape (tasks,)
 
-    def targets(self, of_batch: Targets) -> Targets:
-        """Return the targets of the tasks, from those of the batch's rows."""
+    def loss(self, output: Tensor, of_batch: Targets, loss: Loss) -> Tensor:
+        """Return the mean over the batch's rows of the tasks' weighted losses, given the output for every task."""
         labels, weights = of_batch.labels.index_select(0, self.rows), self.weights
         if of_batch.weights is not None:
             weights = weights * of_batch.weights.index_select(0, self.rows)
-        return Targets(labels, weights)
+        if loss.like is None:
+            return loss(output, labels, weights)
+        taught = TAUGHT * (self.teachers != torch.arange(len(self.rows))).to(weights.dtype)
+        by_teacher = loss.like(output, output.detach().index_select(0, self.teachers)).reshape(len(output), -1).mean(1)
+        return loss(output, labels, weights * (1 - taught)) + (by_teacher * (weights * taught).to(output.dtype)).mean()
 
 
 def draw(present: Tensor, key: int) -> Tasks:
@@ -43,8 +54,10 @@ def draw(present: Tensor, key: int) -> Tasks:
     A row's parties are put in a random order, and its subset of size s is the first s of them.
 
     >>> tasks = draw(torch.tensor([[1.0, 1.0], [0.0, 1.0]]), key=3)
-    >>> tasks.rows.tolist(), tasks.masks.sum(dim=1).tolist(), (tasks.weights / 3).tolist()
-    ([0, 0, 1], [1.0, 2.0, 1.0], [0.16666666666666666, 0.3333333333333333, 0.5])
+    >>> tasks.rows.tolist(), tasks.masks.sum(dim=1).tolist(), tasks.teachers.tolist()
+    ([0, 0, 1], [1.0, 2.0, 1.0], [1, 1, 2])
+    >>> (tasks.weights / 3 * 2).tolist()  # of two rows and three tasks
+    [0.6666666666666666, 0.3333333333333333, 0.3333333333333333]
     """
     rows, parties = present.shape
     counts = present.sum(dim=1).long()
@@ -54,16 +67,16 @@ def draw(present: Tensor, key: int) -> Tasks:
     chosen = (sizes <= counts[:, None]).nonzero()
     row, size = chosen[:, 0], chosen[:, 1] + 1
     masks = (rank.index_select(0, row) < size[:, None]).to(present.dtype)
-    weights = _shares(parties)[counts.index_select(0, row), size] * (len(row) / max(rows, 1))
-    return Tasks(row, masks, weights)
+    of_row = counts.index_select(0, row)
+    weights = _weights(parties)[of_row, size] * (len(row) / max(rows, 1))
+    return Tasks(row, masks, weights, torch.arange(len(row)) + of_row - size)
 
 
 @lru_cache(maxsize=8)
-def _shares(parties: int) -> Tensor:
-    """Return at [n, s] the weight of the subset of size s at a row of n parties."""
-    shares = torch.zeros(parties + 1, parties + 1, dtype=torch.float64)
+def _weights(parties: int) -> Tensor:
+    """Return at [n, s] the weight of a subset of size s at a row of n parties; those of a complete row sum to 1."""
+    weights = torch.zeros(parties + 1, parties + 1, dtype=torch.float64)
     for n in range(1, parties + 1):
-        tasks = torch.tensor([comb(n, s) / (2**n - 1) for s in range(1, n + 1)], dtype=torch.float64)
-        shares[n, 1 : n + 1] = tasks * (1 - WHOLE)
-        shares[n, n] += WHOLE
-    return shares
+        smaller = [comb(n, s) * (1 - WHOLE) / (2**parties - 2) for s in range(1, n)]
+        weights[n, 1 : n + 1] = torch.tensor([*smaller, WHOLE], dtype=torch.float64)
+    return weights / weights[parties].sum()
