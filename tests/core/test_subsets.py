@@ -1,6 +1,7 @@
 """Who has which rows, and which subsets are drawn."""
 
 from collections import Counter
+from dataclasses import replace
 from math import comb
 
 import pytest
@@ -53,17 +54,16 @@ def test_subsets_of_one_size_are_drawn_equally_often_and_weigh_as_laser_vfl_has_
     assert of_row.tolist() == pytest.approx([*(w * 2 / 3 for w in laser), 1 / 3])
 
 
-def test_a_smaller_subset_weighs_alike_at_every_row_whoever_else_has_it() -> None:
-    """So a party's columns alone are learnt from as many rows, and as much from each, as by a model of them alone."""
+def test_a_smaller_subset_weighs_alike_whoever_else_has_the_row() -> None:
+    """A party's columns alone are learnt as much from complete rows as from others; alone at a row, a third."""
     present = (torch.rand(30_000, 3, generator=torch.Generator().manual_seed(2)) < 0.6).double()
     present[:, 0] = 1
     tasks = draw(present, key=4)
     weights = tasks.weights * len(present) / len(tasks.rows)
     alone = (tasks.masks == torch.tensor([1.0, 0.0, 0.0])).all(dim=1)
-    for others, rows in ((1, present.sum(dim=1) == 2), (2, present.sum(dim=1) == 3)):
-        here = alone & rows[tasks.rows]
-        assert others == int(present[rows][0].sum()) - 1
-        assert float(weights[here].sum()) / int(rows.sum()) == pytest.approx(1 / 9, rel=0.05)
+    for count, expected in ((1, 1 / 3), (2, 1 / 9), (3, 1 / 9)):
+        rows = present.sum(dim=1) == count
+        assert float(weights[alone & rows[tasks.rows]].sum()) / int(rows.sum()) == pytest.approx(expected, rel=0.05)
     assert draw(torch.ones(5, 1), key=0).weights.tolist() == [1] * 5  # one party: nothing but all
 
 
@@ -101,6 +101,27 @@ def test_smaller_subsets_learn_in_part_from_what_all_predict(name: str) -> None:
     assert float(made.detach()) == pytest.approx(float(total.detach()), rel=1e-6)
     slopes = [torch.autograd.grad(each, found)[0] for each in (made, total)]
     assert torch.allclose(slopes[0], slopes[1], rtol=1e-6)
+
+
+def test_a_loss_with_no_slope_where_both_predict_the_same_is_asked_about_pupils_alone() -> None:
+    """The slope of a distance is not a number at zero: of a teacher beside itself nothing may be asked."""
+    distance = Loss(
+        "distance",
+        lambda output, target: (output - target).abs().mean(),
+        "none",
+        lambda output, target: 0.0,
+        each=lambda output, target: (output - target).abs(),
+        like=lambda output, other: (output - other).square().sum(dim=1).sqrt(),
+    )
+    found = torch.randn(3, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    tasks = draw(torch.tensor([[1.0, 1.0], [0.0, 1.0]]).double(), key=3)
+    tasks.loss(found, Targets(torch.zeros(2, 1).double()), distance).backward()
+    assert found.grad is not None
+    assert torch.isfinite(found.grad).all()
+    lonely = draw(torch.tensor([[1.0, 0.0], [0.0, 1.0]]).double(), key=3)  # no pupil at all
+    assert float(lonely.loss(found[:2], Targets(torch.zeros(2, 1).double()), distance).detach()) == pytest.approx(
+        float(found[:2].detach().abs().mean()) / 3
+    )
 
 
 def test_where_no_prediction_can_stand_for_a_label_subsets_learn_from_labels_alone() -> None:
@@ -165,6 +186,10 @@ def test_what_cannot_be_trained_with_rows_missing_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"loss 'mine': subsets are sampled.*subsets='off'"):
         problem(loss=own, present=HALF)
     problem(loss=own, present=HALF, agreement=Agreement(subsets="off")).step(hold=True)
+    cross = LOSSES["cross_entropy"]
+    mean = replace(cross, like=lambda output, other: cross.function(output, other.softmax(dim=1)))
+    with pytest.raises(ConfigError, match=r"expected `like` to give the losses of 9 rows, got shape \(\)"):
+        problem(loss=mean, present=HALF)
 
 
 def test_protection_is_of_the_whole_batch_so_that_parties_share_a_rows_noise() -> None:

@@ -34,7 +34,7 @@ class Loss:
     # Further metrics that records have, by name.
     more: Mapping[str, Callable[[Tensor, Tensor], float]] = field(default_factory=dict, compare=False)
     # (output, other) -> (rows, ...): the losses of rows if what another output says were their labels. With it, subsets
-    # of parties learn in part from what all predict.
+    # of parties learn in part from what all predict. It goes with `each`: replace both or none.
     like: Callable[[Tensor, Tensor], Tensor] | None = None
 
     @property

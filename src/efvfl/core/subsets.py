@@ -3,8 +3,8 @@
 This is not part of the paper. It follows LASER-VFL (Valdeira, Wang and Chi, arXiv 2410.22564): to predict a row from
 any subset of the n parties that have it is a task, of which there are 2^n - 1. One subset of each size s stands for all
 C(n, s) of that size, so that their weighted loss is an unbiased estimate of the sum over a row's tasks. The loss of all
-that are present is a third of a complete row's: with many parties it would else be next to nothing. A smaller subset
-weighs alike at every row, also where others have the row, so that it learns from as many rows as it would by itself.
+that are present counts a third: with many parties it would else be next to nothing. A smaller subset weighs the same
+whoever else has the row. So a row that fewer parties have counts less in all.
 
 A smaller subset learns in part from what all that are present predict (Hinton, Vinyals and Dean, arXiv 1503.02531):
 that is known at the server anyway, and says more of a row than its label does.
@@ -33,7 +33,7 @@ class Tasks:
 
     rows: Tensor  # of the batch, shape (tasks,)
     masks: Tensor  # who is in the subset, 0 or 1, shape (tasks, parties)
-    weights: Tensor  # such that a mean over tasks is one over rows, float64, shape (tasks,)
+    weights: Tensor  # of their losses; a mean over tasks is then one over the batch's rows; float64, shape (tasks,)
     teachers: Tensor  # the task of all who are present at the row, shape (tasks,)
 
     def loss(self, output: Tensor, of_batch: Targets, loss: Loss) -> Tensor:
@@ -41,11 +41,15 @@ class Tasks:
         labels, weights = of_batch.labels.index_select(0, self.rows), self.weights
         if of_batch.weights is not None:
             weights = weights * of_batch.weights.index_select(0, self.rows)
-        if loss.like is None:
+        pupils = (self.teachers != torch.arange(len(self.rows))).nonzero().flatten()
+        if loss.like is None or not len(pupils):
             return loss(output, labels, weights)
-        taught = TAUGHT * (self.teachers != torch.arange(len(self.rows))).to(weights.dtype)
-        by_teacher = loss.like(output, output.detach().index_select(0, self.teachers)).reshape(len(output), -1).mean(1)
-        return loss(output, labels, weights * (1 - taught)) + (by_teacher * (weights * taught).to(output.dtype)).mean()
+        of_pupils = weights.index_select(0, pupils)
+        told = output.detach().index_select(0, self.teachers.index_select(0, pupils))
+        each = loss.like(output.index_select(0, pupils), told).reshape(len(pupils), -1).mean(dim=1)
+        by_prediction = (each * of_pupils.to(output.dtype)).sum() / len(self.rows)
+        by_label = loss(output, labels, weights.index_copy(0, pupils, (1 - TAUGHT) * of_pupils))
+        return by_label + TAUGHT * by_prediction
 
 
 def draw(present: Tensor, key: int) -> Tasks:

@@ -285,6 +285,7 @@ def _try_out(split: Split, models: Sequence[nn.Module], fusion: Fusion, loss: Lo
         few = split.part(rows)
         output = predict(models, fusion, few.features, few.present)
         found = loss(output, few.labels, few.weights)
+        alike = loss.like(output, output) if loss.like else None
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         shape = "" if output is None else f" The head gives shape {tuple(output.shape[1:])} for a row."
         if shape and loss.labels == "classes":
@@ -295,6 +296,11 @@ def _try_out(split: Split, models: Sequence[nn.Module], fusion: Fusion, loss: Lo
     if not isinstance(found, Tensor) or found.dim():
         got = tuple(found.shape) if isinstance(found, Tensor) else describe(found)
         raise ConfigError(f"the loss {loss.name!r}: expected one number, the mean over rows, got {got}.")
+    if alike is not None and (not alike.dim() or len(alike) != len(rows)):
+        raise ConfigError(
+            f"the loss {loss.name!r}: expected `like` to give the losses of {len(rows)} rows, got shape "
+            f"{tuple(alike.shape)}: do not take their mean."
+        )
 
 
 def _ended(error: Exception) -> str:
