@@ -135,8 +135,8 @@ def test_models_with_rows_missing_train(monkeypatch: pytest.MonkeyPatch) -> None
     assert found[missing.OURS].alone_auc > 0.5
     monkeypatch.setattr(missing, "CHOICE_CASES", missing.CASES)
     monkeypatch.setattr(missing, "TRAINED_ON", 80)
-    tried = {what: missing.choose("toy", what, 0).auc for what in missing.CANDIDATES}
-    assert min(tried.values()) > 0.5
+    assert missing.choose("toy", missing.DEFAULT, 0).auc > 0.5
+    assert missing.choose("toy", missing.ALONE, 0).auc > 0.5
     with missing.Weights(whole=0.9).in_use():
         assert draw(torch.ones(1, 2), key=0).weights.tolist() == pytest.approx([2 * 0.1, 2 * 0.9])
     assert draw(torch.ones(1, 2), key=0).weights.tolist() == pytest.approx([2 * 2 / 3, 2 / 3])
