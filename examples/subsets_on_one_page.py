@@ -140,12 +140,12 @@ def main() -> None:
     y = (torch.cat(x, dim=1) @ torch.randn(12, 3)).argmax(dim=1)
     has = torch.rand(300, 3) < torch.tensor([1.0, 0.5, 0.5])
     network = [nn.Linear(8, 3), *(nn.Sequential(nn.Linear(part.shape[1], 8), nn.Tanh()) for part in x)]
-    batches = [torch.randperm(len(y))[:50] for _ in range(72)]
+    batches = [torch.randperm(len(y))[:50] for _ in range(240)]
     orders = [[torch.randperm(3).tolist() for _ in batch] for batch in batches]
     for name, drawn in (("those present", None), ("sampled subsets", orders)):
         top, *models = copy.deepcopy(network)
         head = Head(top, "mean", [8, 8, 8])
-        train(x, y, has, models, head, batches, Setting(lambda block: block), drawn)
+        train(x, y, has, models, head, batches, Setting(lambda block: block, lr=1.5), drawn)
         h = [model(part).detach() for model, part in zip(models, x, strict=True)]
         for subset in ((0,), (0, 1), (0, 1, 2)):
             outputs = [head([h[k][i] if k in subset else None for k in range(3)]).argmax() for i in range(len(y))]
