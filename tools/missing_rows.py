@@ -29,7 +29,7 @@ def score_table(found: Found) -> list[str]:
     for case in found:
         parts = [values(found, case, what, "auc") for what in (OURS, ALONE, INTERSECTION)]
         cells = " | ".join(map(cell, parts))
-        apart = by_split(found, case)
+        apart = beside_the_better(found, case, OURS)
         around = [
             f"± {error:.4f}" if len(apart) > 1 else "" for error in (standard_error(apart, TEST), plain_error(apart))
         ]
@@ -37,18 +37,18 @@ def score_table(found: Found) -> list[str]:
     return lines
 
 
-def by_split(found: Found, case: str) -> NDArray[np.float64]:
-    """Return by how much the model of all rows is above the better of the others, for every split.
+def beside_the_better(found: Found, case: str, what: str) -> NDArray[np.float64]:
+    """Return by how much what was trained is above the better of the other two models, for every split.
 
     The better one is that with the higher mean, the same for all splits: nobody could choose by test rows.
     """
-    rival = max((ALONE, INTERSECTION), key=lambda what: float(np.mean(values(found, case, what, "auc"))))
-    return np.subtract(values(found, case, OURS, "auc"), values(found, case, rival, "auc"))
+    rival = max((ALONE, INTERSECTION), key=lambda other: float(np.mean(values(found, case, other, "auc"))))
+    return np.subtract(values(found, case, what, "auc"), values(found, case, rival, "auc"))
 
 
 def difference(found: Found, case: str) -> tuple[float, float]:
     """Return the mean of that over splits, and its standard error."""
-    apart = by_split(found, case)
+    apart = beside_the_better(found, case, OURS)
     return float(np.mean(apart)), standard_error(apart, TEST)
 
 
@@ -86,10 +86,9 @@ def choice_table(found: Found) -> list[str]:
         "| --- | --- |" + " ---: |" * 4,
     ]
     for case in found:
-        rival = max((ALONE, INTERSECTION), key=lambda what: float(np.mean(values(found, case, what, "auc"))))
         for what in TRIED:
             scores, alone = (values(found, case, what, score) for score in ("auc", "alone_auc"))
-            apart = np.subtract(scores, values(found, case, rival, "auc"))
+            apart = beside_the_better(found, case, what)
             lines.append(
                 f"| {case} | {what}{' (default)' if what == DEFAULT else ''} | {len(apart)} | {np.mean(scores):.4f} "
                 f"| {np.mean(apart):+.4f} ± {plain_error(apart):.4f} | {np.mean(alone):.4f} |"

@@ -190,6 +190,9 @@ def test_what_cannot_be_trained_with_rows_missing_is_refused() -> None:
     mean = replace(cross, like=lambda output, other: cross.function(output, other.softmax(dim=1)))
     with pytest.raises(ConfigError, match=r"expected `like` to give the losses of 9 rows, got shape \(\)"):
         problem(loss=mean, present=HALF)
+    number = replace(cross, like=lambda output, other: 0.5)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ConfigError, match=r"losses of 9 rows, got 0\.5"):
+        problem(loss=number, present=HALF)
 
 
 def test_protection_is_of_the_whole_batch_so_that_parties_share_a_rows_noise() -> None:

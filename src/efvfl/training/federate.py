@@ -296,10 +296,11 @@ def _try_out(split: Split, models: Sequence[nn.Module], fusion: Fusion, loss: Lo
     if not isinstance(found, Tensor) or found.dim():
         got = tuple(found.shape) if isinstance(found, Tensor) else describe(found)
         raise ConfigError(f"the loss {loss.name!r}: expected one number, the mean over rows, got {got}.")
-    if alike is not None and (not alike.dim() or len(alike) != len(rows)):
+    if loss.like and not (isinstance(alike, Tensor) and alike.dim() and len(alike) == len(rows)):
+        returned = f"shape {tuple(alike.shape)}" if isinstance(alike, Tensor) else describe(alike)
         raise ConfigError(
-            f"the loss {loss.name!r}: expected `like` to give the losses of {len(rows)} rows, got shape "
-            f"{tuple(alike.shape)}: do not take their mean."
+            f"the loss {loss.name!r}: expected `like` to give the losses of {len(rows)} rows, got {returned}: do not "
+            "take their mean."
         )
 
 
